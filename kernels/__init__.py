@@ -1,0 +1,43 @@
+"""GPU kernels as source text: which files make which kernel, and the one string that a compiler gets."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+from dataclasses import dataclass
+
+#: Kernel name -> the files that make it, in order. Every ``.cu`` holds the one ``extern "C"`` entry of that name.
+CATALOGUE: dict[str, tuple[str, ...]] = {
+    "local_argmax_candidates": ("portable.cuh", "order.cuh", "scan.cuh", "local_argmax.cu"),
+    "pick_from_candidates": ("portable.cuh", "order.cuh", "pick.cu"),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One kernel, ready to compile: its entry's name, the whole text, and the text's SHA-256 in hex."""
+
+    name: str
+    text: str
+    digest: str
+
+
+@functools.lru_cache(maxsize=None)
+def source(name: str, **defines: int) -> Source:
+    """Splice the files of kernel ``name`` into one string, with ``#define VPA_<NAME> <value>`` for each of ``defines``.
+
+    Headers are spliced, not included: CuPy's cache key covers the string alone. ``#line`` keeps a compiler's messages
+    speaking of the files that a reader knows. Raises ``KeyError`` for a name that is not in ``CATALOGUE``.
+    """
+    parts = [f"#define VPA_{key.upper()} {int(value)}\n" for key, value in sorted(defines.items())]
+    for file in CATALOGUE[name]:
+        parts.append(f'#line 1 "{file}"\n{read(file)}\n')
+    text = "".join(parts)
+    return Source(name, text, hashlib.sha256(text.encode()).hexdigest())
+
+
+@functools.lru_cache(maxsize=None)
+def read(file: str) -> str:
+    """The text of one file of this folder."""
+    return importlib.resources.files(__name__).joinpath(file).read_text(encoding="utf-8")

@@ -1,0 +1,63 @@
+// local_argmax.cu: the scan. Each block takes one split of one row of the rank's logits and writes the best candidate.
+//
+// A rank's columns are ranges of the vocabulary with padding between them. Valid columns are numbered through all ranges
+// 0, 1, 2, ...; split s of a row takes numbers [s * chunk, (s + 1) * chunk). Padding is never read. An empty split writes
+// "no candidate", which loses to everything real.
+//
+// Needs VPA_DTYPE, VPA_THREADS, VPA_CONTIGUOUS, VPA_LOADS; VPA_SPLITS, blocks a row; VPA_RANGES, ranges of the shard;
+// VPA_PAIRS, 1 to write [rows, 2 * splits] fp32 (value, id) pairs, 0 for [rows, splits] packed u64.
+
+// By value, in constant memory: a table in global memory would put one more dependent read in front of the scan.
+struct Ranges {
+    i64 start[VPA_RANGES];     // first local column
+    i64 count[VPA_RANGES];     // columns
+    i64 first_id[VPA_RANGES];  // global id of the first column
+};
+
+extern "C" __global__ void __launch_bounds__(VPA_THREADS, 1024 / VPA_THREADS)
+    local_argmax_candidates(const Word* __restrict__ logits,  // row 0, column 0
+                            i64 row_stride,                   // words; any sign, 0 too
+                            i64 column_stride,                // likewise
+                            i64 chunk,                        // valid columns of a split
+                            const Ranges ranges,
+                            u32* __restrict__ out) {
+    __shared__ u32 keys[WARPS];
+    __shared__ u32 ids[WARPS];
+    const u32 row = blockIdx.x / VPA_SPLITS;
+    const u32 split = blockIdx.x % VPA_SPLITS;
+    const i64 from = split * chunk;
+
+    u64 best = NO_CANDIDATE;
+    i64 before = 0;  // valid columns in earlier ranges
+#pragma unroll
+    for (i32 r = 0; r < VPA_RANGES; r++) {
+        const i64 skip = larger(from - before, 0);
+        const i64 count = smaller(from + chunk - before, ranges.count[r]) - skip;
+        before += ranges.count[r];
+        if (count <= 0) {
+            continue;
+        }
+        const Word* run = logits + (row * row_stride + (ranges.start[r] + skip) * column_stride);
+        u32 where;
+        const u32 mine = scan_run(run, column_stride, (u32)count, &where);
+        const u32 key = block_max(mine, keys);
+        u32 id_complement = 0;
+        if (mine == key) {
+            const u32 column = column_in(run, column_stride, (u32)count, key, where);
+            id_complement = 0xFFFFFFFFu - (u32)(ranges.first_id[r] + skip + column);
+        }
+        const u64 candidate = pack(candidate_key(key), block_max(id_complement, ids));
+        best = candidate > best ? candidate : best;
+    }
+
+    if (threadIdx.x == 0) {
+#if VPA_PAIRS
+        u32 value, id;
+        pair_of_packed(best, &value, &id);
+        out[2 * (i64)blockIdx.x] = value;
+        out[2 * (i64)blockIdx.x + 1] = id;
+#else
+        ((u64*)out)[blockIdx.x] = best;
+#endif
+    }
+}

@@ -1,0 +1,119 @@
+// order.cuh: the order of comparison, and the only place in CUDA/HIP with rules for NaN, zeros and ties.
+//
+//   1. NaN precedes every number, whatever its sign and payload; among NaNs the lower id precedes.
+//   2. Otherwise the larger value precedes; -0 equals +0; infinities and subnormals are ordinary numbers.
+//   3. Equal values: the lower id precedes.
+//
+// Values are compared as unsigned keys, never as floats: CuPy compiles with -ftz=true, under which 1e-40 equals 0.
+// A candidate is 64 bits, key << 32 | (0xFFFFFFFF - id), and the better of two candidates is the larger integer.
+// 0 is no candidate: the smallest key of a real value is that of -inf, which is above 0.
+//
+// Kernels that read logits define VPA_DTYPE, the logits' type, one of the three below.
+
+#define VPA_BF16 0
+#define VPA_FP16 1
+#define VPA_FP32 2
+
+#define FLOAT_SIGN 0x80000000u
+#define FLOAT_INFINITY 0x7F800000u
+#define FLOAT_NAN 0x7FC00000u
+#define NO_CANDIDATE 0ull
+
+// The key of a floating-point number of any width, given its bits, its sign bit and the bits of its infinity.
+VPA_DEVICE u32 key_of_bits(u32 bits, u32 sign, u32 infinity) {
+    const u32 all = sign | (sign - 1);
+    const u32 magnitude = bits & (sign - 1);
+    if (magnitude > infinity) {
+        return all;
+    }
+    if (magnitude == 0) {
+        return sign;
+    }
+    return bits ^ (bits & sign ? all : sign);
+}
+
+// Bits that have this key. NaN and zero lost their sign: all ones less the sign, and +0, stand for them.
+VPA_DEVICE u32 bits_of_key(u32 key, u32 sign) {
+    return key ^ (key & sign ? sign : sign | (sign - 1));
+}
+
+VPA_DEVICE u64 pack(u32 key, u32 id_complement) {
+    return (u64)key << 32 | id_complement;
+}
+
+// Candidate <-> (value, id) as two fp32 numbers, given and taken as bits. Ids are exact below 2^24. "No candidate" is
+// (-inf, +inf): no real candidate has an infinite id.
+VPA_DEVICE void pair_of_packed(u64 packed, u32* value, u32* id) {
+    if (packed == NO_CANDIDATE) {
+        *value = FLOAT_SIGN | FLOAT_INFINITY;
+        *id = FLOAT_INFINITY;
+        return;
+    }
+    const u32 key = (u32)(packed >> 32);
+    *value = key == 0xFFFFFFFFu ? FLOAT_NAN : bits_of_key(key, FLOAT_SIGN);
+    *id = __float_as_uint((float)(0xFFFFFFFFu - (u32)packed));
+}
+
+VPA_DEVICE u64 packed_of_pair(u32 value, u32 id) {
+    if (id == FLOAT_INFINITY) {
+        return NO_CANDIDATE;
+    }
+    return pack(key_of_bits(value, FLOAT_SIGN, FLOAT_INFINITY), 0xFFFFFFFFu - (u32)__uint_as_float(id));
+}
+
+#if defined(VPA_DTYPE)
+
+// Word: one logit as it lies in memory. Its sign bit and the bits of +inf are all that the order needs to know of it.
+#if VPA_DTYPE == VPA_BF16
+typedef u16 Word;
+#define WORD_SIGN 0x8000u
+#define WORD_INFINITY 0x7F80u
+#elif VPA_DTYPE == VPA_FP16
+typedef u16 Word;
+#define WORD_SIGN 0x8000u
+#define WORD_INFINITY 0x7C00u
+#elif VPA_DTYPE == VPA_FP32
+typedef u32 Word;
+#define WORD_SIGN 0x80000000u
+#define WORD_INFINITY 0x7F800000u
+#endif
+
+// The key of one logit, as wide as the logit: 16-bit logits compare by 16-bit keys.
+VPA_DEVICE u32 logit_key(u32 word) {
+    return key_of_bits(word, WORD_SIGN, WORD_INFINITY);
+}
+
+// The bits of the fp32 number equal to a logit. Integer arithmetic: a subnormal fp16 must not be flushed.
+VPA_DEVICE u32 widen(u32 word) {
+#if VPA_DTYPE == VPA_BF16
+    return word << 16;
+#elif VPA_DTYPE == VPA_FP32
+    return word;
+#else
+    const u32 sign = (word & 0x8000u) << 16;
+    u32 exponent = (word >> 10) & 0x1Fu;
+    u32 fraction = word & 0x3FFu;
+    if (exponent == 0x1F) {
+        return sign | FLOAT_INFINITY | fraction << 13;
+    }
+    if (exponent == 0) {
+        if (fraction == 0) {
+            return sign;
+        }
+        exponent = 1;
+        while (!(fraction & 0x400u)) {  // at most ten steps, in one thread of a block
+            fraction <<= 1;
+            exponent -= 1;              // wraps below 0 and comes back with the bias
+        }
+        fraction &= 0x3FFu;
+    }
+    return sign | (exponent + (127 - 15)) << 23 | fraction << 13;
+#endif
+}
+
+// The 32-bit key of a candidate, from the key of a logit: what ranks exchange does not depend on the logits' type.
+VPA_DEVICE u32 candidate_key(u32 key) {
+    return key_of_bits(widen(bits_of_key(key, WORD_SIGN)), FLOAT_SIGN, FLOAT_INFINITY);
+}
+
+#endif

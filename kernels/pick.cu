@@ -1,0 +1,31 @@
+// pick.cu: the pick. One warp per row takes the best of the candidates that all ranks gathered.
+//
+// `gathered` is a dim-0 all-gather: rank r's candidates of row b are line r * num_rows + b, `width` candidates long. No
+// copy that moves the rank axis is needed, since the pick can stride over it.
+//
+// Needs VPA_PAIRS, as local_argmax.cu; VPA_THREADS, threads of a block: one row for each 32 of them.
+
+extern "C" __global__ void __launch_bounds__(VPA_THREADS)
+    pick_from_candidates(const void* __restrict__ gathered, i64 num_rows, i64 ranks, i64 width, i64* __restrict__ ids) {
+    const i64 row = (i64)blockIdx.x * (VPA_THREADS / VPA_WARP) + threadIdx.x / VPA_WARP;
+    if (row >= num_rows) {
+        return;  // a whole warp at a time
+    }
+    u64 best = NO_CANDIDATE;
+    for (i64 i = threadIdx.x % VPA_WARP; i < ranks * width; i += VPA_WARP) {
+        const i64 index = (i / width * num_rows + row) * width + i % width;
+#if VPA_PAIRS
+        const u32* pair = (const u32*)gathered + 2 * index;
+        const u64 candidate = packed_of_pair(pair[0], pair[1]);
+#else
+        const u64 candidate = ((const u64*)gathered)[index];
+#endif
+        best = candidate > best ? candidate : best;
+    }
+    const u32 key = warp_max((u32)(best >> 32));
+    const u32 id_complement = warp_max((u32)(best >> 32) == key ? (u32)best : 0);
+    if (threadIdx.x % VPA_WARP == 0) {
+        // Only shards without a single column leave a row with no candidate.
+        ids[row] = pack(key, id_complement) == NO_CANDIDATE ? -1 : (i64)(0xFFFFFFFFu - id_complement);
+    }
+}

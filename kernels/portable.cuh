@@ -1,0 +1,66 @@
+// portable.cuh: the few names whose spelling differs between CUDA, HIP and a C++ compiler that runs kernels on the CPU.
+//
+// Kernels are compiled from one string with no headers at hand (NVRTC and hiprtc see no <stdint.h>), so the integer
+// types are spelled here. A "warp" is always 32 lanes: on AMD waves of 64 the width argument cuts a wave in two.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+
+#define VPA_DEVICE static __device__ __forceinline__
+#define VPA_WARP 32
+
+// Instructions that only NVIDIA has, all of them from compute capability 8.0; every use has a portable form beside it.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define VPA_NVIDIA 1
+#else
+#define VPA_NVIDIA 0
+#endif
+
+#if defined(__HIP_PLATFORM_AMD__)
+#define VPA_SHUFFLE_XOR(value, lane_mask) __shfl_xor((value), (lane_mask), VPA_WARP)
+#else
+#define VPA_SHUFFLE_XOR(value, lane_mask) __shfl_xor_sync(0xFFFFFFFFu, (value), (lane_mask), VPA_WARP)
+#endif
+
+VPA_DEVICE i64 smaller(i64 a, i64 b) {
+    return b < a ? b : a;
+}
+
+VPA_DEVICE i64 larger(i64 a, i64 b) {
+    return b > a ? b : a;
+}
+
+// 16 bytes as four words; the alignment makes reading them one instruction.
+struct __align__(16) Words4 {
+    u32 word[4];
+};
+
+// Read 16 bytes, 16-byte aligned, that no thread writes during the launch. They are read once: no line is kept in L1.
+VPA_DEVICE Words4 load_once(const Words4* address) {
+#if VPA_NVIDIA
+    Words4 w;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(w.word[0]), "=r"(w.word[1]), "=r"(w.word[2]), "=r"(w.word[3])
+        : "l"(address));
+    return w;
+#else
+    return *address;
+#endif
+}
+
+// The largest value over the 32 lanes of a warp, in every lane.
+VPA_DEVICE u32 warp_max(u32 value) {
+#if VPA_NVIDIA
+    return __reduce_max_sync(0xFFFFFFFFu, value);
+#else
+    for (i32 mask = VPA_WARP / 2; mask > 0; mask >>= 1) {
+        const u32 other = VPA_SHUFFLE_XOR(value, mask);
+        value = other > value ? other : value;
+    }
+    return value;
+#endif
+}

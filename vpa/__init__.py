@@ -1,0 +1,22 @@
+"""Vocabulary-parallel argmax: the greedy token of logits whose vocabulary is split over ranks, without gathering them."""
+
+from vpa import comm
+from vpa.emulate import emulate_top_tokens
+from vpa.pick import pick_from_candidates
+from vpa.scan import local_argmax_candidates
+from vpa.top_tokens import CapturedTopTokens, TopTokens, get_top_tokens
+from vpa.vocab import VocabShard, shard_vocab
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CapturedTopTokens",
+    "TopTokens",
+    "VocabShard",
+    "comm",
+    "emulate_top_tokens",
+    "get_top_tokens",
+    "local_argmax_candidates",
+    "pick_from_candidates",
+    "shard_vocab",
+]

@@ -1,0 +1,179 @@
+"""What an array argument may be: NumPy, CuPy, or any library's array that speaks DLPack; and the checks on it.
+
+A function of the public surface turns its argument into a NumPy or CuPy array without copying, works on that, and gives
+its result back in the caller's library. No array library is imported here before an array of it arrives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from vpa.order import LOGITS_DTYPES, MAX_PAIRS_VOCAB_SIZE
+
+#: Layouts of candidates: name -> (numbers a candidate takes, their dtype).
+LAYOUTS: dict[str, tuple[int, np.dtype]] = {
+    "packed": (1, np.dtype(np.uint64)),
+    "pairs": (2, np.dtype(np.float32)),
+}
+
+_DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost
+_DLPACK_BFLOAT = 4     # kDLBfloat
+
+
+@dataclass(frozen=True)
+class Given:
+    """A caller's array as ``array`` (NumPy or CuPy, no copy), and how to hand a result back in the caller's library."""
+
+    array: Any
+    give_back: Callable[[Any], Any]
+
+
+def is_host(array: Any) -> bool:
+    """Whether a NumPy or CuPy array is NumPy's."""
+    return isinstance(array, np.ndarray)
+
+
+def namespace(array: Any) -> ModuleType:
+    """``numpy`` or ``cupy``, whichever the array belongs to."""
+    return np if is_host(array) else sys.modules["cupy"]
+
+
+def given(argument: Any, name: str) -> Given:
+    """Take ``argument`` as a NumPy or CuPy array; ``TypeError`` if it is neither and does not speak DLPack."""
+    if isinstance(argument, np.ndarray) or _is_cupy(argument):
+        return Given(argument, lambda result: result)
+    if not hasattr(argument, "__dlpack__") or not hasattr(argument, "__dlpack_device__"):
+        raise TypeError(
+            f"{name} is a {type(argument).__module__}.{type(argument).__qualname__}; a NumPy or CuPy array, or an array "
+            f"with __dlpack__ (torch, jax, ...) is accepted"
+        )
+    try:
+        array = _from_dlpack(argument)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(f"{name} cannot be taken through DLPack: {error}") from error
+    return Given(array, _library(argument).from_dlpack)
+
+
+def check_logits(array: Any, width: int) -> None:
+    """Raise unless ``array`` is [rows, width] of a logits dtype, aligned to it, with strides of whole elements."""
+    check_logits_dtype(array.dtype)
+    if array.ndim != 2 or array.shape[1] != width:
+        raise ValueError(f"logits have shape {array.shape}; this shard takes [rows, {width}]: all local columns, padding too")
+    itemsize = array.dtype.itemsize
+    if any(stride % itemsize for stride in array.strides) or address(array) % itemsize:
+        raise ValueError(
+            f"logits start at or step by a fraction of a {array.dtype} (strides of {array.strides} bytes); "
+            f"copy them first"
+        )
+
+
+def check_logits_dtype(dtype: Any) -> np.dtype:
+    """The NumPy dtype of logits, from a dtype or a name; ``TypeError`` if logits cannot have it."""
+    if isinstance(dtype, str) and dtype in LOGITS_DTYPES:
+        return LOGITS_DTYPES[dtype]
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found not in LOGITS_DTYPES.values():
+        hint = "; view it as ml_dtypes.bfloat16 if that is what the words hold" if found == np.uint16 else ""
+        raise TypeError(f"logits are {found or dtype}; {', '.join(LOGITS_DTYPES)} are accepted{hint}")
+    return found
+
+
+def check_layout(layout: str, vocab_size: int | None = None) -> None:
+    """Raise unless ``layout`` is known and exact for all ids of the vocabulary."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}; {' and '.join(map(repr, LAYOUTS))} are accepted")
+    if layout == "pairs" and vocab_size is not None and vocab_size > MAX_PAIRS_VOCAB_SIZE:
+        raise ValueError(
+            f"layout 'pairs' holds ids as fp32, exact below 2^24; vocab_size is {vocab_size}: use layout='packed'"
+        )
+
+
+def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, like: Any, name: str = "out") -> None:
+    """Raise unless ``out`` can take a result: this shape and dtype, C-contiguous, writeable, of the library of ``like``."""
+    if type(out) is not type(like):
+        raise TypeError(f"{name} is a {type(out).__name__}; the result is a {type(like).__module__} array")
+    if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
+        kind = "" if out.flags.c_contiguous else "non-contiguous "
+        raise ValueError(f"{name} is {kind}{out.dtype}{list(out.shape)}; a C-contiguous {dtype}{list(shape)} is accepted")
+    if is_host(out) and not out.flags.writeable:
+        raise ValueError(f"{name} is read-only")
+
+
+def address(array: Any) -> int:
+    """Address of element [0, ..., 0]."""
+    return array.ctypes.data if is_host(array) else array.data.ptr
+
+
+def _is_cupy(argument: Any) -> bool:
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(argument, cupy.ndarray)
+
+
+def _library(argument: Any) -> Any:
+    """The module with ``from_dlpack`` that ``argument`` comes from."""
+    if hasattr(argument, "__array_namespace__"):
+        return argument.__array_namespace__()
+    return sys.modules[type(argument).__module__.partition(".")[0]]
+
+
+def _from_dlpack(argument: Any) -> Any:
+    if argument.__dlpack_device__()[0] not in _DLPACK_HOST:
+        import cupy
+
+        return cupy.from_dlpack(argument)
+    try:
+        return np.from_dlpack(argument)
+    except (BufferError, RuntimeError, TypeError):
+        return _bfloat16_from_dlpack(argument)  # the one dtype of ours that NumPy's own reader lacks
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+def _bfloat16_from_dlpack(argument: Any) -> np.ndarray:
+    """A host bf16 array as NumPy's with dtype ``ml_dtypes.bfloat16``, sharing memory; ``BufferError`` for other dtypes.
+
+    The capsule is kept, unconsumed, as long as the array lives: its own destructor then frees what it holds.
+    """
+    capsule = argument.__dlpack__()
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    tensor = _DLTensor.from_address(pointer_of(capsule, b"dltensor"))
+    if (tensor.code, tensor.bits, tensor.lanes) != (_DLPACK_BFLOAT, 16, 1):
+        raise BufferError(f"its DLPack type (code {tensor.code}, {tensor.bits} bits) is none of {', '.join(LOGITS_DTYPES)}")
+    shape = tuple(tensor.shape[: tensor.ndim])
+    if tensor.strides:
+        strides = tuple(2 * step for step in tensor.strides[: tensor.ndim])
+    else:
+        strides = tuple(2 * math.prod(shape[axis + 1 :]) for axis in range(tensor.ndim))
+    if 0 in shape:
+        return np.empty(shape, LOGITS_DTYPES["bfloat16"])
+    if any(step < 0 for step in strides):
+        raise BufferError("negative strides")
+    extent = sum((count - 1) * step for count, step in zip(shape, strides, strict=True)) + 2
+    memory = (ctypes.c_char * extent).from_address((tensor.data or 0) + tensor.byte_offset)
+    memory.capsule = capsule
+    return np.ndarray(shape, LOGITS_DTYPES["bfloat16"], memory, strides=strides)

@@ -1,0 +1,44 @@
+"""Which backend does the work on an array. Every backend module has the same functions, on checked arguments.
+
+numpy   NumPy arrays; the specification.
+raw     CuPy arrays; the CUDA/HIP source in ``kernels/``, compiled by ``cupy.RawModule``.
+numba   CuPy arrays; the Numba CUDA twins in ``kernels/``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+from vpa.arrays import is_host
+
+_MODULES = {
+    "numpy": "vpa.backends.numpy_",
+    "raw": "vpa.backends.raw",
+    "numba": "vpa.backends.numba_",
+}
+_HOST = ("numpy",)
+
+BACKENDS: tuple[str, ...] = tuple(_MODULES)
+
+
+def check_backend(backend: str | None) -> None:
+    """Raise ``ValueError`` unless ``backend`` is None or a known name."""
+    if backend is not None and backend not in _MODULES:
+        raise ValueError(f"backend is {backend!r}; {', '.join(BACKENDS)} and None (it follows the array) are accepted")
+
+
+def select(backend: str | None, array: Any) -> ModuleType:
+    """The module of ``backend``; with None, ``numpy`` for a NumPy array and ``raw`` for a CuPy array.
+
+    Raises ``TypeError`` where the backend does not work on that library's arrays: nothing is copied in silence.
+    """
+    check_backend(backend)
+    host = is_host(array)
+    if backend is None:
+        backend = "numpy" if host else "raw"
+    elif (backend in _HOST) != host:
+        accepted, got = ("NumPy", "CuPy") if backend in _HOST else ("CuPy", "NumPy")
+        raise TypeError(f"backend {backend!r} works on {accepted} arrays, got {got}; copy the array, or pass backend=None")
+    return importlib.import_module(_MODULES[backend])

@@ -1,0 +1,92 @@
+"""What a kernel is launched with, as pure functions of shapes and dtypes: defines, grid, block and arguments.
+
+The ``raw`` backend runs these launches on a GPU, ``simt`` on the CPU, ``numba`` takes grid and block from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vpa.order import LOGITS_DTYPES
+from vpa.vocab import VocabShard, split_chunk
+
+#: VPA_DTYPE of ``kernels/order.cuh``.
+DTYPE_CODES = {LOGITS_DTYPES["bfloat16"]: 0, LOGITS_DTYPES["float16"]: 1, LOGITS_DTYPES["float32"]: 2}
+
+#: The largest grid.x of a launch. Rows lie on grid.x, since grid.y ends at 65535.
+MAX_BLOCKS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of ``kernels.source(kernel, **defines)``. Arrays in ``args`` stand for their element [0, ..., 0]."""
+
+    kernel: str
+    defines: dict[str, int]
+    grid: int
+    block: int
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class ScanShape:
+    """How a scan is laid out: threads of a block, and 16-byte loads that a lane has in flight."""
+
+    threads: int
+    loads: int
+
+
+def scan_shape(columns: int, dtype: np.dtype) -> ScanShape:
+    """The shape for splits of ``columns`` contiguous columns: 256 threads, fewer where a split has no work for them."""
+    loads = -(-columns * dtype.itemsize // 16)
+    if loads >= 512:
+        return ScanShape(256, 2)
+    threads = min(max(-(-loads // 32) * 32, 32), 256)
+    return ScanShape(threads, 1 if loads <= threads else 2)
+
+
+def scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Launch:
+    """The launch of ``local_argmax_candidates`` over ``logits`` [rows >= 1, width]."""
+    rows = logits.shape[0]
+    _check_grid(rows * splits, f"{rows} rows of {splits} splits")
+    itemsize = logits.dtype.itemsize
+    row_stride, column_stride = (stride // itemsize for stride in logits.strides)
+    chunk = split_chunk(shard.valid, splits)
+    shape = scan_shape(min(chunk, shard.valid), logits.dtype)
+    defines = {
+        "dtype": DTYPE_CODES[logits.dtype],
+        "pairs": int(layout == "pairs"),
+        "splits": splits,
+        "ranges": max(len(shard.ranges), 1),
+        "contiguous": int(column_stride == 1),
+        "threads": shape.threads,
+        "loads": shape.loads,
+    }
+    args = (logits, np.int64(row_stride), np.int64(column_stride), np.int64(chunk), _ranges(shard), out)
+    return Launch("local_argmax_candidates", defines, rows * splits, shape.threads, args)
+
+
+def pick(gathered: Any, num_rows: int, out: Any) -> Launch:
+    """The launch of ``pick_from_candidates`` over ``gathered`` [ranks * num_rows, ...], num_rows >= 1."""
+    pairs = gathered.dtype != np.uint64
+    threads = 128
+    blocks = -(-num_rows // (threads // 32))
+    _check_grid(blocks, f"{num_rows} rows")
+    width = gathered.shape[1] // 2 if pairs else gathered.shape[1]
+    args = (gathered, np.int64(num_rows), np.int64(gathered.shape[0] // num_rows), np.int64(width), out)
+    return Launch("pick_from_candidates", {"pairs": int(pairs), "threads": threads}, blocks, threads, args)
+
+
+def _ranges(shard: VocabShard) -> np.ndarray:
+    """``struct Ranges`` of ``kernels/local_argmax.cu``; an array of one element is passed by value."""
+    ranges = shard.ranges or ((0, 0, 0),)
+    fields = [(name, np.int64, (len(ranges),)) for name in ("start", "count", "first_id")]
+    return np.array([tuple(zip(*ranges, strict=True))], dtype=fields)
+
+
+def _check_grid(blocks: int, what: str) -> None:
+    if blocks > MAX_BLOCKS:
+        raise ValueError(f"{what} take {blocks} thread blocks; a launch has at most {MAX_BLOCKS}: pass fewer rows at once")

@@ -1,0 +1,106 @@
+"""The gather: communicators that carry candidates between ranks. All have the same few methods.
+
+``rank``, ``size``; ``transport`` and ``reason``, which one it is and why; ``capturable``, whether its collectives may be
+captured into a CUDA graph; ``all_gather(send, recv)``; ``exchange(value)``, every rank's small Python value, over the
+host; ``close()``. All are context managers. A communicator of your own needs ``rank``, ``size``, ``all_gather`` and
+``close``; without ``exchange`` nothing checks that ranks call alike.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from vpa.comm.mpi import CommTimeout
+from vpa.comm.solo import Solo
+
+__all__ = ["CommTimeout", "agree", "describe", "from_mpi", "solo"]
+
+
+def solo() -> Solo:
+    """A communicator of one rank."""
+    return Solo()
+
+
+def from_mpi(transport: str = "auto", *, mpi_comm: Any = None, timeout: float = 120.0) -> Any:
+    """The communicator over all ranks of ``mpi_comm`` (``MPI.COMM_WORLD`` by default). Every rank calls it.
+
+    transport: ``"nccl"``, ``"mpi"`` (host memory), or ``"auto"``: NCCL where every rank has a GPU of its own (or NCCL is
+        at least 2.30.3 and NCCL_MULTI_RANK_GPU_ENABLE=1 is set), else host memory. Which one and why is logged in one
+        line by rank 0, and is in ``transport`` and ``reason``.
+    timeout: seconds after which a collective that does not end is an error.
+
+    Binds each rank to a GPU by its rank on the host: it becomes CuPy's current device. Raises ``ValueError`` on every
+    rank where the transport cannot be used, ``RuntimeError`` where MPI or NCCL does not start.
+    """
+    from vpa.comm import device, mpi
+
+    library = _mpi()
+    world = library.COMM_WORLD if mpi_comm is None else mpi_comm
+    late = f"rank {world.Get_rank()} waited {timeout:.0f} s for the others to set up a communicator: one failed, or did not call"
+    with mpi.time_limit(timeout, late):
+        on_host = world.Split_type(library.COMM_TYPE_SHARED)
+        local_rank = on_host.Get_rank()
+        on_host.Free()
+        mine = device.gather_facts(library.Get_processor_name(), local_rank)
+        told = world.allgather((transport, mine))
+        requests = {requested for requested, _ in told}
+        if len(requests) > 1:
+            raise ValueError(f"ranks ask for different transports: {', '.join(sorted(map(repr, requests)))}")
+        chosen, reason = device.choose_transport(transport, [facts for _, facts in told])
+        communicator: Any = mpi.Mpi(world.Dup(), device=mine.device, reason=reason, timeout=timeout)
+        if chosen == "nccl":
+            from vpa.comm.nccl import Nccl
+
+            communicator = Nccl(communicator)
+    if communicator.rank == 0:
+        logging.getLogger("vpa").info(describe(communicator))
+    return communicator
+
+
+def describe(comm: Any) -> str:
+    """One line on a communicator: how many ranks, which transport, why."""
+    names = {"mpi": "host memory over MPI", "nccl": "NCCL", "solo": "no communication"}
+    transport = getattr(comm, "transport", type(comm).__name__)
+    reason = getattr(comm, "reason", "")
+    ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
+    return f"{ranks}, {names.get(transport, transport)}" + (f": {reason}" if reason else "")
+
+
+def agree(comm: Any, facts: Mapping[str, Any], error: Exception | None = None) -> None:
+    """Raise on every rank unless all ranks have the same ``facts`` and none has an ``error``.
+
+    A rank that found its own arguments wrong passes what it would raise as ``error``; it raises that, and the others
+    raise the same kind, naming the rank. A communicator without ``exchange`` is trusted.
+    """
+    if comm.size == 1 or not hasattr(comm, "exchange"):
+        if error is not None:
+            raise error
+        return
+    told = None if error is None else (type(error).__name__, f"{type(error).__name__}: {error}")
+    answers = comm.exchange((told, dict(facts)))
+    if error is not None:
+        raise error
+    for rank, (failure, _) in enumerate(answers):
+        if failure is not None:
+            kind, text = failure
+            raise _KINDS.get(kind, RuntimeError)(f"rank {rank} raised {text}")
+    for name in facts:
+        values = [theirs.get(name) for _, theirs in answers]
+        if any(value != values[0] for value in values):
+            listed = ", ".join(f"rank {rank} has {value}" for rank, value in enumerate(values))
+            raise ValueError(f"ranks call with different {name}: {listed}; all ranks make the same call")
+
+
+_KINDS = {"TypeError": TypeError, "ValueError": ValueError}
+
+
+def _mpi() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RuntimeError(
+            f"mpi4py cannot load an MPI library ({error}); load the site's MPI, or pip install 'vpa[mpich]'"
+        ) from error
+    return MPI

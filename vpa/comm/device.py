@@ -1,0 +1,111 @@
+"""Which GPU a rank uses, and whether all ranks' GPUs allow NCCL: decided from facts that every rank has alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: NCCL from here on lets ranks share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1 is set.
+SHARED_GPU_NCCL = 23003
+
+TRANSPORTS = ("auto", "nccl", "mpi")
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What one rank knows of its GPU, told to all ranks before any choice is made.
+
+    device: ordinal of the GPU the rank uses, None without one; gpu: an id of that GPU, unique in the job.
+    no_gpu: why there is none. nccl: its version as NCCL counts (23007 for 2.30.7), None where CuPy has no NCCL.
+    shared_gpu: whether NCCL_MULTI_RANK_GPU_ENABLE=1 is set.
+    """
+
+    host: str
+    device: int | None = None
+    gpu: str | None = None
+    no_gpu: str = ""
+    nccl: int | None = None
+    shared_gpu: bool = False
+
+
+def pick_device(local_rank: int, visible: int) -> int:
+    """The ordinal of a rank's GPU: its own where the host has enough, the one GPU where just one is visible."""
+    return local_rank % visible
+
+
+def gather_facts(host: str, local_rank: int) -> RankFacts:
+    """This rank's facts. Binds the rank's GPU: it becomes CuPy's current device."""
+    try:
+        import cupy
+    except ImportError as error:
+        return RankFacts(host, no_gpu=f"CuPy is not there ({error})")
+    try:
+        visible = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return RankFacts(host, no_gpu=f"CuPy finds no GPU ({error})")
+    if visible == 0:
+        return RankFacts(host, no_gpu="no GPU is visible")
+    device = pick_device(local_rank, visible)
+    cupy.cuda.Device(device).use()
+    uuid = bytes(cupy.cuda.runtime.getDeviceProperties(device)["uuid"]).hex()
+    return RankFacts(
+        host,
+        device,
+        uuid,
+        nccl=_nccl_version(),
+        shared_gpu=os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1",
+    )
+
+
+def choose_transport(requested: str, facts: Sequence[RankFacts]) -> tuple[str, str]:
+    """The transport, ``"nccl"`` or ``"mpi"``, and why, given what was asked for and all ranks' facts in rank order.
+
+    ``auto`` takes NCCL where it works and host memory elsewhere. Raises ``ValueError`` where ``nccl`` was asked for and
+    cannot work, before NCCL is started: NCCL's own message for two ranks on a GPU names neither.
+    """
+    if requested not in TRANSPORTS:
+        raise ValueError(f"transport is {requested!r}; {', '.join(TRANSPORTS)} are accepted")
+    if requested == "mpi":
+        return "mpi", "asked for"
+    obstacle = _nccl_obstacle(facts)
+    if not obstacle:
+        gpus = len({rank.gpu for rank in facts})
+        shared = "" if gpus == len(facts) else f", {len(facts)} ranks sharing {gpus} (times are co-located, not of links)"
+        return "nccl", f"every rank has a GPU{shared}"
+    if requested == "nccl":
+        raise ValueError(f"transport 'nccl' cannot be used: {obstacle}; use transport 'mpi' or 'auto' for host memory")
+    return "mpi", obstacle
+
+
+def _nccl_obstacle(facts: Sequence[RankFacts]) -> str:
+    """Why NCCL cannot join these ranks; empty if it can."""
+    for rank, fact in enumerate(facts):
+        if fact.device is None:
+            return f"rank {rank} on {fact.host} has no GPU: {fact.no_gpu}"
+    for rank, fact in enumerate(facts):
+        if fact.nccl is None:
+            return f"CuPy on rank {rank} on {fact.host} has no NCCL"
+    first: dict[str | None, int] = {}
+    for rank, fact in enumerate(facts):
+        other = first.setdefault(fact.gpu, rank)
+        if other != rank and not all(f.shared_gpu and (f.nccl or 0) >= SHARED_GPU_NCCL for f in facts):
+            return (
+                f"ranks {other} and {rank} share GPU {fact.device} of {fact.host}, which needs NCCL 2.30.3 "
+                f"(here {_dotted(fact.nccl)}) and NCCL_MULTI_RANK_GPU_ENABLE=1"
+            )
+    return ""
+
+
+def _nccl_version() -> int | None:
+    try:
+        from cupy.cuda import nccl
+
+        return int(nccl.get_version())
+    except (ImportError, AttributeError):
+        return None
+
+
+def _dotted(version: int | None) -> str:
+    version = version or 0
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

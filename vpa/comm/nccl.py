@@ -1,0 +1,165 @@
+"""The communicator over NCCL or RCCL: GPU arrays, on the caller's stream, capturable, watched by a host-side time limit."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from typing import Any
+
+import cupy
+from cupy.cuda import nccl
+
+from vpa.comm.mpi import Mpi, check_gather
+
+
+class Nccl:
+    """One GPU per rank (ranks may share one where NCCL allows it). Made by ``vpa.comm.from_mpi``.
+
+    Collectives are enqueued on CuPy's current stream and return at once. A call that does not end within ``timeout``
+    seconds, since another rank did not make it or made it with another size, ends the job with a message: NCCL would
+    wait for ever.
+    """
+
+    transport = "nccl"
+    capturable = True
+
+    def __init__(self, host: Mpi) -> None:
+        self._host = host
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.rank, self.size, self.device = host.rank, host.size, host.device
+        self.reason, self.timeout = host.reason, host.timeout
+        self._watch = _Watch(self.timeout, self._expired)
+        self._nccl = _create(host)
+        atexit.register(_abort_at_exit, weakref.ref(self))
+
+    def all_gather(self, send: Any, recv: Any) -> None:
+        """Gather every rank's ``send``, in rank order, into ``recv``: C-contiguous CuPy arrays, ``size`` times as large."""
+        if not isinstance(send, cupy.ndarray):
+            raise TypeError(f"transport 'nccl' gathers CuPy arrays, got {type(send).__name__}")
+        check_gather(send, recv, self.size)
+        if send.size == 0:
+            return
+        stream = cupy.cuda.get_current_stream()
+        self._nccl.allGather(send.data.ptr, recv.data.ptr, send.nbytes, nccl.NCCL_UINT8, stream.ptr)
+        if not stream.is_capturing():
+            self.watch(stream)
+
+    def watch(self, stream: Any) -> None:
+        """Put all that was enqueued on ``stream`` up to now under the time limit; for replays of captured collectives."""
+        self._watch.mark(stream)
+
+    def adopt(self, captured: Any) -> None:
+        """Let ``close`` call ``captured.close()`` first: a graph that holds a collective must go before its communicator."""
+        self._graphs.add(captured)
+
+    def exchange(self, value: Any) -> list[Any]:
+        """The values of all ranks, in rank order; any value that pickle takes. Goes over MPI."""
+        return self._host.exchange(value)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self._host.barrier()
+
+    def abort(self, message: str) -> None:
+        """Say why on stderr and end the whole job, every rank of it, with exit code 1."""
+        self._watch.stop()
+        self._host.abort(message)
+
+    def close(self) -> None:
+        """Drop captured graphs, wait for the device, give the communicator back; every rank calls it."""
+        if self._nccl is None:
+            return
+        for captured in list(self._graphs):
+            captured.close()
+        cupy.cuda.runtime.deviceSynchronize()
+        self._watch.stop()
+        communicator, self._nccl = self._nccl, None
+        communicator.destroy()
+        self._host.close()
+
+    def __enter__(self) -> Nccl:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Leave without the other ranks: after an exception, or at exit. ``destroy`` would wait for them."""
+        self._watch.stop()
+        communicator, self._nccl = self._nccl, None
+        if communicator is not None:
+            communicator.abort()
+
+    def _expired(self) -> None:
+        message = (
+            f"rank {self.rank} waited {self.timeout:.0f} s for a collective on the GPU: another rank failed, did not make "
+            f"the call, or made it with another number of rows. The NCCL communicator is aborted and the job ends"
+        )
+        communicator, self._nccl = self._nccl, None
+        threading.Thread(target=communicator.abort, daemon=True).start()  # may itself wait for a stuck kernel
+        self._host.abort(message)
+
+
+class _Watch:
+    """Calls ``expired`` once if work marked on streams does not end within ``limit`` seconds. One event, one thread."""
+
+    def __init__(self, limit: float, expired: Any) -> None:
+        self._limit, self._expired = limit, expired
+        self._event: Any = None
+        self._marked_at = 0.0
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def mark(self, stream: Any) -> None:
+        if self._event is None:
+            self._event = cupy.cuda.Event(disable_timing=True)
+            self._thread = threading.Thread(target=self._run, args=(cupy.cuda.runtime.getDevice(),), daemon=True)
+            self._thread.start()
+        self._event.record(stream)
+        self._marked_at = time.monotonic()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self, device: int) -> None:
+        cupy.cuda.Device(device).use()
+        pause = min(0.25, self._limit / 4)
+        while not self._stopped.wait(pause):
+            if time.monotonic() - self._marked_at > self._limit and not self._event.done:
+                self._expired()
+                return
+
+
+def _create(host: Mpi) -> Any:
+    """The NCCL communicator; a failure on any rank becomes the same ``RuntimeError`` on all."""
+    unique_id, error = None, None
+    if host.rank == 0:
+        try:
+            unique_id = nccl.get_unique_id()
+        except Exception as failure:  # whatever it is, the others wait for word of it
+            error = f"{type(failure).__name__}: {failure}"
+    unique_id, error = host.exchange((unique_id, error))[0]
+    communicator = None
+    if error is None:
+        try:
+            communicator = nccl.NcclCommunicator(host.size, unique_id, host.rank)
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+    errors = host.exchange(error)
+    for rank, text in enumerate(errors):
+        if text is not None:
+            if communicator is not None:
+                communicator.abort()
+            raise RuntimeError(f"NCCL did not start on rank {rank}: {text}; NCCL_DEBUG=INFO says more")
+    return communicator
+
+
+def _abort_at_exit(reference: weakref.ref[Nccl]) -> None:
+    communicator = reference()
+    if communicator is not None:
+        communicator._drop()

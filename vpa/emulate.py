@@ -1,0 +1,45 @@
+"""One process plays every rank: the same local and finishing stages, with one buffer in place of the gather."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vpa import arrays
+from vpa.pick import pick_from_candidates
+from vpa.scan import SPLITS, candidates_shape, local_argmax_candidates
+from vpa.vocab import VocabShard
+
+
+def emulate_top_tokens(
+    shards_of_logits: Sequence[Any], shards: Sequence[VocabShard], *, layout: str = "packed", backend: str | None = None
+) -> Any:
+    """What ``get_top_tokens`` gives on every rank, computed by one process that has all ranks' logits.
+
+    shards_of_logits: one [B, width] array per shard, all of one library, dtype and B. Other arguments, the result and the
+    errors are those of ``get_top_tokens``.
+    """
+    if len(shards_of_logits) != len(shards) or not shards:
+        raise ValueError(f"{len(shards_of_logits)} arrays of logits for {len(shards)} shards; one for each is accepted")
+    taken = [arrays.given(logits, f"shards_of_logits[{rank}]") for rank, logits in enumerate(shards_of_logits)]
+    first = taken[0].array
+    for rank, one in enumerate(taken):
+        if _kind(one.array) != _kind(first):
+            raise ValueError(
+                f"shards_of_logits[0] is {_kind(first)}, [{rank}] is {_kind(one.array)}; all have one library, dtype and B"
+            )
+        if (shards[rank].tp_size, shards[rank].vocab_size) != (len(shards), shards[0].vocab_size):
+            raise ValueError(f"shards[{rank}] is of another vocabulary or number of ranks: {shards[rank]}")
+    arrays.check_layout(layout)
+    rows = len(first)
+    shape = candidates_shape(rows, layout, SPLITS)
+    gathered = arrays.namespace(first).empty((len(shards) * rows, shape[1]), arrays.LAYOUTS[layout][1])
+    for rank, (one, shard) in enumerate(zip(taken, shards, strict=True)):
+        part = gathered[rank * rows : (rank + 1) * rows]
+        local_argmax_candidates(one.array, shard, layout=layout, splits=SPLITS, out=part, backend=backend)
+    return taken[0].give_back(pick_from_candidates(gathered, rows, backend=backend))
+
+
+def _kind(array: Any) -> str:
+    """What the arrays of all ranks have alike."""
+    return f"{arrays.namespace(array).__name__} {array.dtype} of {len(array)} rows"

@@ -1,0 +1,62 @@
+"""The scan: one rank's logits, read once, become its candidates."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from vpa import arrays, backends
+from vpa.vocab import VocabShard
+
+#: Candidates of one rank's row.
+SPLITS = 8
+
+
+def local_argmax_candidates(
+    logits: Any,
+    shard: VocabShard,
+    *,
+    layout: str = "packed",
+    splits: int = SPLITS,
+    out: Any = None,
+    backend: str | None = None,
+) -> Any:
+    """The best candidate of each split of each row of a rank's logits.
+
+    logits: [B, shard.width], bf16, fp16 or fp32, any strides of whole elements; padding columns are not read.
+    layout: ``"packed"`` gives uint64 [B, splits], ``"pairs"`` fp32 [B, 2 * splits] (value, id, value, id, ...), for
+        vocabularies of at most 2^24 ids. See ``vpa.order`` for both forms.
+    splits: how many candidates a row gives; their number changes no token.
+    out: a C-contiguous array for the result, of the library of ``logits``; fresh memory by default.
+    backend: ``"numpy"``, ``"raw"``, ``"numba"``; None follows the array. A GPU backend uses CuPy's current stream.
+
+    Returns ``out``, or a new array of the library of ``logits``. Raises ``TypeError`` and ``ValueError`` for arguments
+    that do not fit, saying what was got and what is accepted.
+    """
+    taken = arrays.given(logits, "logits")
+    module = check(taken.array, shard, layout, splits, backend)
+    shape = candidates_shape(len(taken.array), layout, splits)
+    dtype = arrays.LAYOUTS[layout][1]
+    if out is None:
+        target = arrays.namespace(taken.array).empty(shape, dtype)
+    else:
+        target = arrays.given(out, "out").array
+        arrays.check_out(target, shape, dtype, like=taken.array)
+    module.local_argmax_candidates(taken.array, shard, layout, splits, target)
+    return taken.give_back(target) if out is None else out
+
+
+def check(logits: Any, shard: VocabShard, layout: str, splits: int, backend: str | None) -> Any:
+    """Raise unless a scan can be run with these arguments; return the backend's module."""
+    if not isinstance(shard, VocabShard):
+        raise TypeError(f"shard is a {type(shard).__name__}; a vpa.VocabShard is accepted")
+    arrays.check_layout(layout, shard.vocab_size)
+    arrays.check_logits(logits, shard.width)
+    if operator.index(splits) < 1:
+        raise ValueError(f"splits is {splits}; it is at least 1")
+    return backends.select(backend, logits)
+
+
+def candidates_shape(rows: int, layout: str, splits: int) -> tuple[int, int]:
+    """The shape of one rank's candidates."""
+    return rows, splits * arrays.LAYOUTS[layout][0]

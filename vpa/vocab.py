@@ -1,0 +1,170 @@
+"""How a vocabulary is cut over ranks: which global id every local column of a rank's logits has, and which have none."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import numpy as np
+
+from vpa.order import MAX_VOCAB_SIZE
+
+#: A shard's ranges travel to a kernel by value, in the 4 KiB that every device has for arguments.
+MAX_RANGES = 128
+
+#: Splits of a row begin at multiples of this many valid columns: 128 bytes of 16-bit logits, one memory transaction.
+SPLIT_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class VocabShard:
+    """The columns of one rank's logits.
+
+    rank, tp_size: this rank and how many there are.
+    vocab_size: number of global ids, added ones included; ids are ``0 .. vocab_size - 1``.
+    width: local columns, padding included: the second dimension of the rank's logits.
+    ranges: ``((local_start, count, first_id), ...)``. Columns ``local_start .. local_start + count - 1`` hold ids
+        ``first_id .. first_id + count - 1``. Columns in no range are padding: they are never read, whatever they hold.
+
+    A lone shard is valid: nothing checks that the shards of all ranks cover the vocabulary. A rank may have no range.
+    Raises ``TypeError`` for a number that is not an integer and ``ValueError`` for one that does not fit the others.
+    """
+
+    rank: int
+    tp_size: int
+    vocab_size: int
+    width: int
+    ranges: tuple[tuple[int, int, int], ...]
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "tp_size", "vocab_size", "width"):
+            object.__setattr__(self, name, _integer(name, getattr(self, name)))
+        ranges = []
+        for number, entry in enumerate(self.ranges):
+            start, count, first_id = (_integer(f"ranges[{number}]", value) for value in entry)
+            if count > 0:
+                ranges.append((start, count, first_id))
+            elif count < 0:
+                raise ValueError(f"ranges[{number}] has a count of {count}; a count is at least 0")
+        object.__setattr__(self, "ranges", tuple(ranges))
+
+        if not 0 <= self.rank < self.tp_size:
+            raise ValueError(f"rank is {self.rank}; with tp_size {self.tp_size} it is 0 to {self.tp_size - 1}")
+        if not 1 <= self.vocab_size <= MAX_VOCAB_SIZE:
+            raise ValueError(f"vocab_size is {self.vocab_size}; it is 1 to {MAX_VOCAB_SIZE}")
+        if self.width < 0:
+            raise ValueError(f"width is {self.width}; it is at least 0")
+        if len(ranges) > MAX_RANGES:
+            raise ValueError(f"{len(ranges)} ranges; a shard has at most {MAX_RANGES}: merge those that adjoin")
+        _check_apart("columns", [(start, count) for start, count, _ in ranges], self.width, "width")
+        _check_apart("ids", [(first, count) for _, count, first in ranges], self.vocab_size, "vocab_size")
+
+    @property
+    def valid(self) -> int:
+        """Number of columns that have an id."""
+        return sum(count for _, count, _ in self.ranges)
+
+    def ids(self) -> np.ndarray:
+        """The global id of every local column, int64 [width]; -1 for padding."""
+        ids = np.full(self.width, -1, np.int64)
+        for start, count, first_id in self.ranges:
+            ids[start : start + count] = np.arange(first_id, first_id + count)
+        return ids
+
+    @classmethod
+    def even(cls, vocab_size: int, tp_size: int) -> tuple[VocabShard, ...]:
+        """All ranks' shards of a vocabulary cut by ceiling division, without padding: the last are shorter or empty."""
+        vocab_size, tp_size = _integer("vocab_size", vocab_size), _positive("tp_size", tp_size)
+        share = -(-vocab_size // tp_size)
+        bounds = [min(rank * share, vocab_size) for rank in range(tp_size + 1)]
+        return tuple(
+            cls(rank, tp_size, vocab_size, end - start, ((0, end - start, start),))
+            for rank, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False))
+        )
+
+
+def shard_vocab(
+    org_vocab_size: int, tp_size: int, *, added_vocab_size: int = 0, pad_to: int = 64
+) -> tuple[VocabShard, ...]:
+    """All ranks' shards of a vocabulary padded as serving engines pad it.
+
+    The original ids are padded to a multiple of ``pad_to``, and so are all ids with the added ones; either is cut in
+    ``tp_size`` equal parts, and a rank's columns are: original ids, their padding, added ids, their padding. Raises
+    ``ValueError`` where a padded size does not divide by ``tp_size``: pass ``pad_to=64 * tp_size``, or use
+    ``VocabShard.even``.
+    """
+    org, added = _integer("org_vocab_size", org_vocab_size), _integer("added_vocab_size", added_vocab_size)
+    tp_size, pad_to = _positive("tp_size", tp_size), _positive("pad_to", pad_to)
+    if org < 1 or added < 0:
+        raise ValueError(f"org_vocab_size is {org}, added_vocab_size {added}; at least 1 and at least 0 are accepted")
+    org_padded = _round_up(org, pad_to)
+    total_padded = _round_up(org_padded + added, pad_to)
+    for name, size in (("original", org_padded), ("whole", total_padded)):
+        if size % tp_size:
+            raise ValueError(
+                f"the {name} vocabulary, padded to {size}, does not divide by tp_size {tp_size}; "
+                f"use pad_to={pad_to * tp_size} or VocabShard.even({org + added}, {tp_size})"
+            )
+    org_width, added_width = org_padded // tp_size, (total_padded - org_padded) // tp_size
+
+    def cut(rank: int) -> VocabShard:
+        start, added_start = rank * org_width, org + rank * added_width
+        org_count = max(min(start + org_width, org) - start, 0)
+        added_count = max(min(added_start + added_width, org + added) - added_start, 0)
+        ranges = ((0, org_count, start), (org_width, added_count, added_start))
+        return VocabShard(rank, tp_size, org + added, org_width + added_width, ranges)
+
+    return tuple(cut(rank) for rank in range(tp_size))
+
+
+def split_chunk(valid: int, splits: int) -> int:
+    """Valid columns of one split: a row's ``valid`` columns cut in ``splits``, rounded up to ``SPLIT_ALIGNMENT``."""
+    return _round_up(-(-valid // splits), SPLIT_ALIGNMENT)
+
+
+def split_runs(shard: VocabShard, splits: int) -> list[tuple[int, int, int, int]]:
+    """The runs of columns ``(split, local_start, count, first_id)`` that the splits of a row consist of.
+
+    Valid columns are numbered through all ranges; split ``s`` takes numbers ``s * chunk .. (s + 1) * chunk - 1``. All
+    backends cut alike, so that their candidates are equal bit for bit.
+    """
+    chunk = split_chunk(shard.valid, splits)
+    runs, before = [], 0
+    for start, count, first_id in shard.ranges:
+        done = 0
+        while done < count:
+            split, used = divmod(before + done, chunk)
+            length = min(chunk - used, count - done)
+            runs.append((split, start + done, length, first_id + done))
+            done += length
+        before += count
+    return runs
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _integer(name: str, value: object) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; an integer is accepted") from None
+
+
+def _positive(name: str, value: object) -> int:
+    number = _integer(name, value)
+    if number < 1:
+        raise ValueError(f"{name} is {number}; it is at least 1")
+    return number
+
+
+def _check_apart(what: str, spans: list[tuple[int, int]], end: int, end_name: str) -> None:
+    """Raise unless the spans ``(first, count)`` lie in ``[0, end)`` and share nothing."""
+    previous = 0
+    for first, count in sorted(spans):
+        if first < previous:
+            raise ValueError(f"ranges hold {what} below 0 or {what} twice near {first}; each belongs to one range")
+        previous = first + count
+    if previous > end:
+        raise ValueError(f"ranges reach {what} up to {previous - 1}; {end_name} is {end}")
