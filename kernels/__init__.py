@@ -11,6 +11,8 @@ from dataclasses import dataclass
 CATALOGUE: dict[str, tuple[str, ...]] = {
     "local_argmax_candidates": ("portable.cuh", "order.cuh", "scan.cuh", "local_argmax.cu"),
     "pick_from_candidates": ("portable.cuh", "order.cuh", "pick.cu"),
+    "empty": ("empty.cu",),
+    "plain_read": ("portable.cuh", "plain_read.cu"),
 }
 
 

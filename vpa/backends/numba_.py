@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import Any
 
 import cupy
 import numpy as np
 from numba import cuda
+from numba.core.errors import NumbaPerformanceWarning
 
 from vpa.backends import launches
 from vpa.kernels import numba_argmax
@@ -26,7 +29,7 @@ def local_argmax_candidates(logits: Any, shard: VocabShard, layout: str, splits:
     )
     pairs = out.view(np.uint32).reshape(-1, 2)
     args = (words, offset, row_stride, column_stride, chunk, ranges, pairs, pairs.view(np.float32))
-    kernel[launch.grid, launch.block, _stream()](*args)
+    _configured(kernel, launch.grid, launch.block, cupy.cuda.get_current_stream().ptr)(*args)
 
 
 def pick_from_candidates(gathered: Any, num_rows: int, out: Any) -> None:
@@ -36,11 +39,15 @@ def pick_from_candidates(gathered: Any, num_rows: int, out: Any) -> None:
     _, _, ranks, width, _ = launches.pick(gathered, num_rows, out).args
     pairs = gathered.view(np.uint32).reshape(-1, 2)
     kernel = numba_argmax.pick_from_candidates(gathered.dtype != np.uint64)
-    kernel[num_rows, 32, _stream()](pairs, pairs.view(np.float32), np.int64(num_rows), ranks, width, out)
+    launch = _configured(kernel, num_rows, 32, cupy.cuda.get_current_stream().ptr)
+    launch(pairs, pairs.view(np.float32), np.int64(num_rows), ranks, width, out)
 
 
-def _stream() -> Any:
-    return cuda.external_stream(cupy.cuda.get_current_stream().ptr)
+@functools.lru_cache(maxsize=1024)
+def _configured(kernel: Any, grid: int, block: int, stream: int) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumbaPerformanceWarning)  # "grid size 8": one row is a normal call here
+        return kernel[grid, block, cuda.external_stream(stream)]
 
 
 def _memory(logits: Any) -> tuple[Any, np.int64]:

@@ -8,8 +8,8 @@ vpa.bench.numpy_backend`` measures what that gains.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -52,14 +52,16 @@ def pick_from_candidates(gathered: np.ndarray, num_rows: int, out: np.ndarray) -
     out[...] = order.unpack(best)[1]
 
 
-def _equal_runs(shard: VocabShard, splits: int) -> Iterator[tuple[int, int, int, int, int]]:
+@functools.lru_cache(maxsize=256)
+def _equal_runs(shard: VocabShard, splits: int) -> tuple[tuple[int, int, int, int, int], ...]:
     """``split_runs`` with neighbours of one length taken together: (split, local_start, count, first_id, repeats)."""
-    runs = split_runs(shard, splits)
-    for (count, *_), group in itertools.groupby(
-        runs, key=lambda run: (run[2], run[0] * run[2] - run[1], run[1] - run[3])
-    ):
-        members = list(group)
-        yield (*members[0][:2], count, members[0][3], len(members))
+
+    def position(run: tuple[int, int, int, int]) -> tuple[int, int, int]:
+        split, start, count, first_id = run
+        return count, split * count - start, start - first_id  # equal for runs that follow one another
+
+    groups = (list(group) for _, group in itertools.groupby(split_runs(shard, splits), key=position))
+    return tuple((*group[0], len(group)) for group in groups)
 
 
 def _argmax(block: np.ndarray) -> np.ndarray:

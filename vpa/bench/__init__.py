@@ -1,0 +1,1 @@
+"""What experiments are made of: inputs, arms, floors, timing, and one module for each kind of experiment."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,28 +35,31 @@ def pick_device(local_rank: int, visible: int) -> int:
     return local_rank % visible
 
 
-def gather_facts(host: str, local_rank: int) -> RankFacts:
-    """This rank's facts. Binds the rank's GPU: it becomes CuPy's current device."""
+def visible_gpus() -> tuple[int, str]:
+    """How many GPUs this process sees, and, if none, why."""
     try:
         import cupy
     except ImportError as error:
-        return RankFacts(host, no_gpu=f"CuPy is not there ({error})")
+        return 0, f"CuPy is not installed ({error})"
     try:
-        visible = cupy.cuda.runtime.getDeviceCount()
+        count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        return RankFacts(host, no_gpu=f"CuPy finds no GPU ({error})")
-    if visible == 0:
-        return RankFacts(host, no_gpu="no GPU is visible")
+        return 0, f"CuPy finds no GPU ({str(error).partition(':')[0]})"
+    return count, "" if count else "no GPU is visible"
+
+
+def gather_facts(host: str, local_rank: int) -> RankFacts:
+    """This rank's facts. Binds the rank's GPU: it becomes CuPy's current device."""
+    visible, why_none = visible_gpus()
+    if not visible:
+        return RankFacts(host, no_gpu=why_none)
+    import cupy
+
     device = pick_device(local_rank, visible)
     cupy.cuda.Device(device).use()
     uuid = bytes(cupy.cuda.runtime.getDeviceProperties(device)["uuid"]).hex()
-    return RankFacts(
-        host,
-        device,
-        uuid,
-        nccl=_nccl_version(),
-        shared_gpu=os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1",
-    )
+    shared_gpu = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return RankFacts(host, device, uuid, nccl=nccl_version(), shared_gpu=shared_gpu)
 
 
 def choose_transport(requested: str, facts: Sequence[RankFacts]) -> tuple[str, str]:
@@ -97,11 +101,14 @@ def _nccl_obstacle(facts: Sequence[RankFacts]) -> str:
     return ""
 
 
-def _nccl_version() -> int | None:
+def nccl_version() -> int | None:
+    """NCCL's or RCCL's version as it counts itself (23007 for 2.30.7); None where CuPy has none to load."""
     try:
-        from cupy.cuda import nccl
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CuPy warns where the library is missing: here that is an answer
+            from cupy.cuda import nccl
 
-        return int(nccl.get_version())
+            return int(nccl.get_version())
     except (ImportError, AttributeError):
         return None
 

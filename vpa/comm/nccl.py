@@ -93,6 +93,8 @@ class Nccl:
         self._watch.stop()
         communicator, self._nccl = self._nccl, None
         if communicator is not None:
+            for captured in list(self._graphs):
+                captured.close()
             communicator.abort()
 
     def _expired(self) -> None:

@@ -1,0 +1,240 @@
+"""Jobs of several ranks over host memory: they agree, they all raise when one is wrong, and none hangs."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+HERE = Path(__file__).resolve().parent.parent
+
+START = """
+import sys, time, numpy as np, ml_dtypes, vpa
+comm = vpa.comm.from_mpi("mpi", timeout=4)
+shard = vpa.VocabShard.even(1001, comm.size)[comm.rank]
+def logits(rows, dtype=np.float32):
+    return np.zeros((rows, shard.width), dtype)
+def raised(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+def report(text):
+    for rank, line in enumerate(comm.exchange(text)):
+        if comm.rank == 0:
+            print(rank, line)
+"""
+
+
+def program(body: str) -> list[str]:
+    return ["-c", START + textwrap.dedent(body)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_real_ranks_agree_with_the_whole_product(ranks, count):
+    done = ranks(count, [HERE / "ranks" / "top_tokens.py", "mpi", "numpy"])
+    assert done.returncode == 0, done.stderr
+    assert f"agree: {count} rank" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong", "others"),
+    [
+        ("vpa.get_top_tokens(logits(5 if rank else 4), shard, comm)", "different rows: rank 0 has 4, rank 1 has 5", None),
+        (
+            "vpa.get_top_tokens(logits(4, np.float16 if rank else np.float32), shard, comm)",
+            "different dtype: rank 0 has float32, rank 1 has float16",
+            None,
+        ),
+        (
+            "vpa.get_top_tokens(logits(4), shard, comm, layout='pairs' if rank else 'packed')",
+            "different layout: rank 0 has packed, rank 1 has pairs",
+            None,
+        ),
+        (
+            "vpa.get_top_tokens(logits(4)[:, 1:] if rank else logits(4), shard, comm)",
+            "ValueError: logits have shape",
+            "ValueError: rank 1 raised ValueError: logits have shape",
+        ),
+        (
+            "vpa.get_top_tokens(logits(4, np.float64) if rank else logits(4), shard, comm)",
+            "TypeError: logits are float64",
+            "TypeError: rank 1 raised TypeError: logits are float64",
+        ),
+        (
+            "vpa.get_top_tokens('logits' if rank else logits(4), shard, comm)",
+            "TypeError: logits is a builtins.str",
+            "TypeError: rank 1 raised TypeError: logits is a builtins.str",
+        ),
+        (
+            "vpa.get_top_tokens(np.zeros((4, 501), np.float32), vpa.VocabShard.even(1001, 2)[0], comm)",
+            "ValueError: the shard is rank 0 of 2, the communicator rank 1 of 2",
+            "ValueError: rank 1 raised ValueError",
+        ),
+        (
+            "vpa.TopTokens(shard, comm, max_rows=5 if rank else 4, dtype='float32')",
+            "different max_rows: rank 0 has 4, rank 1 has 5",
+            None,
+        ),
+        (
+            "vpa.TopTokens(shard, comm, max_rows=4, dtype='int8' if rank else 'float32')",
+            "TypeError: logits are int8",
+            "TypeError: rank 1 raised TypeError: logits are int8",
+        ),
+        (
+            "vpa.TopTokens(shard, comm, max_rows=9, dtype='float32')(logits(5 if rank else 4))",
+            "different rows: rank 0 has 4, rank 1 has 5",
+            None,
+        ),
+        (
+            "vpa.TopTokens(shard, comm, max_rows=4, dtype='float32')(logits(5 if rank else 4))",
+            "ValueError: got 5 rows",
+            "ValueError: rank 1 raised ValueError: got 5 rows",
+        ),
+        (
+            "vpa.TopTokens(shard, comm, max_rows=4, dtype='float32').capture(logits(4))",
+            "ValueError: a CUDA graph is captured from GPU arrays; got a NumPy array",
+            None,
+        ),
+    ],
+)
+def test_what_is_wrong_on_one_rank_is_raised_on_all_and_calls_go_on(ranks, call, wrong, others):
+    done = ranks(
+        2,
+        program(f"""
+        rank = comm.rank
+        report(raised(lambda: {call}))
+        report(vpa.get_top_tokens(logits(3), shard, comm).tolist())
+        comm.close()
+        """),
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert (others or wrong) in lines[0] and wrong in lines[1], done.stdout
+    assert lines[2:] == ["0 [0, 0, 0]", "1 [0, 0, 0]"]
+
+
+def test_transports_that_differ_are_refused_on_all(ranks):
+    done = ranks(
+        2,
+        program("""
+        report(raised(lambda: vpa.comm.from_mpi("auto" if comm.rank else "mpi")))
+        report(raised(lambda: vpa.comm.from_mpi("tcp")))
+        comm.close()
+        """),
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ranks ask for different transports: 'auto', 'mpi'") == 2
+    assert done.stdout.count("'tcp'; auto, nccl, mpi are accepted") == 2
+
+
+def test_nccl_without_a_gpu_is_refused_in_plain_words(ranks):
+    done = ranks(2, ["-c", "import vpa; vpa.comm.from_mpi('nccl')"], timeout=30, env=without_gpus())
+    assert done.returncode != 0
+    assert "transport 'nccl' cannot be used: rank 0 on" in done.stderr and "has no GPU" in done.stderr
+
+
+def without_gpus() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if comm.rank == 2: time.sleep(60)\nvpa.get_top_tokens(logits(3), shard, comm)",
+        "top = vpa.TopTokens(shard, comm, max_rows=3, dtype='float32')\nif comm.rank != 2: top(logits(3))\ntime.sleep(60)",
+        "if comm.rank == 2: raise KeyError('lost')\nvpa.get_top_tokens(logits(3), shard, comm)",
+        "if comm.rank == 2: sys.exit(3)\ncomm.barrier()",
+        "if comm.rank == 2: import os, signal; os.kill(os.getpid(), signal.SIGKILL)\ncomm.barrier()",
+    ],
+    ids=["late", "other_call", "exception", "exit", "killed"],
+)
+def test_a_rank_that_does_not_come_ends_the_job_within_the_time_limit(ranks, body):
+    start = time.monotonic()
+    done = ranks(3, program(body), timeout=40)
+    assert done.returncode != 0
+    assert time.monotonic() - start < 30
+    if "SIGKILL" not in body:
+        assert "another rank failed, or does not make this call" in done.stderr
+
+
+def test_a_rank_that_fails_before_the_communicator_exists(ranks):
+    body = """
+import vpa, mpi4py.MPI as MPI
+if MPI.COMM_WORLD.rank == 2:
+    raise KeyError("before")
+vpa.comm.from_mpi("mpi", timeout=4)
+"""
+    done = ranks(3, ["-c", body], timeout=40)
+    assert done.returncode != 0
+    assert "KeyError: 'before'" in done.stderr and "waited 4 s for the others to set up a communicator" in done.stderr
+
+
+def test_exchange_carries_values_of_any_length(ranks):
+    done = ranks(
+        3,
+        program("""
+        for length in (0, 1, 400, 503, 504, 505, 100_000):
+            values = comm.exchange({"rank": comm.rank, "text": "x" * length * (comm.rank + 1)})
+            assert [value["rank"] for value in values] == [0, 1, 2]
+            assert [len(value["text"]) for value in values] == [length, 2 * length, 3 * length]
+        comm.close()
+        comm.close()
+        """),
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_gathers_that_do_not_fit_are_refused(ranks):
+    done = ranks(
+        2,
+        program("""
+        send = np.arange(6, dtype=np.uint64).reshape(3, 2)
+        report(raised(lambda: comm.all_gather(send, np.empty((5, 2), np.uint64))))
+        report(raised(lambda: comm.all_gather(send, np.empty((6, 2), np.int64))))
+        report(raised(lambda: comm.all_gather(send.T, np.empty((4, 3), np.uint64))))
+        recv = np.empty((6, 2), np.uint64)
+        comm.all_gather(send + np.uint64(10 * comm.rank), recv)
+        report(recv.ravel().tolist() == [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15])
+        comm.all_gather(send[:0], recv[:0])
+        comm.close()
+        """),
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("recv takes 12 elements of uint64") == 4
+    assert done.stdout.count("takes C-contiguous arrays") == 2
+    assert done.stdout.count("True") == 2
+
+
+def test_a_communicator_of_ones_own_needs_four_members(ranks):
+    """Anything with rank, size, all_gather and close will do; here a bare MPI gather."""
+    done = ranks(
+        2,
+        program("""
+        from mpi4py import MPI
+        class Own:
+            rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+            def all_gather(self, send, recv):
+                MPI.COMM_WORLD.Allgather(send.view(np.uint8), recv.view(np.uint8))
+            def close(self):
+                pass
+        x = np.random.default_rng(comm.rank).integers(-3, 4, (5, shard.width)).astype(np.float32)
+        same = vpa.get_top_tokens(x, shard, Own()).tolist() == vpa.get_top_tokens(x, shard, comm).tolist()
+        report(same)
+        comm.close()
+        """),
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("True") == 2

@@ -1,0 +1,128 @@
+"""Arrays of other libraries through DLPack: taken without a copy, results given back in the caller's library."""
+
+from __future__ import annotations
+
+import ctypes
+import types
+
+import numpy as np
+import pytest
+from oracle import DTYPES, full_argmax
+
+import vpa
+from vpa import arrays
+
+SHARD = vpa.VocabShard.even(100, 1)[0]
+
+
+class Foreign:
+    """An array of a library of its own: it speaks DLPack and belongs to a namespace, and knows nothing of NumPy."""
+
+    made: list = []
+
+    def __init__(self, words: np.ndarray, bfloat16: bool = False) -> None:
+        self._words, self._bfloat16 = words, bfloat16
+
+    def __dlpack_device__(self):
+        return self._words.__dlpack_device__()
+
+    def __dlpack__(self, **keywords):
+        if self._bfloat16 and keywords:
+            raise BufferError("this library exports bf16 in the first form of DLPack alone")
+        capsule = self._words.__dlpack__(**keywords)
+        if self._bfloat16:  # 16-bit words, told as kDLBfloat
+            pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+            pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+            arrays._DLTensor.from_address(pointer_of(capsule, b"dltensor")).code = 4
+        return capsule
+
+    def __array_namespace__(self):
+        def from_dlpack(result):
+            Foreign.made.append(result)
+            return Foreign(result)
+
+        return types.SimpleNamespace(from_dlpack=from_dlpack)
+
+
+def words_of(host: np.ndarray) -> np.ndarray:
+    return host.view(np.uint16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", ["contiguous", "column_major", "sliced", "one_row", "no_rows"])
+def test_foreign_arrays_are_taken_and_given_back(dtype, form):
+    host = np.random.default_rng(3).integers(-9, 10, (4, 100)).astype(DTYPES[dtype])
+    host = {"contiguous": host, "column_major": np.asfortranarray(host), "one_row": host[:1], "no_rows": host[:0]}.get(
+        form, np.concatenate([host, host], axis=1)[:, 50:150]
+    )
+    foreign = Foreign(words_of(host), bfloat16=True) if dtype == "bfloat16" else Foreign(host)
+    tokens = vpa.get_top_tokens(foreign, SHARD, vpa.comm.solo())
+    assert isinstance(tokens, Foreign)
+    assert np.array_equal(tokens._words, full_argmax(host))
+
+
+def test_bfloat16_through_dlpack_shares_memory():
+    host = np.zeros((2, 100), DTYPES["bfloat16"])
+    taken = arrays.given(Foreign(words_of(host), bfloat16=True), "logits")
+    assert taken.array.dtype == DTYPES["bfloat16"] and taken.array.shape == (2, 100)
+    host[1, 7] = 5
+    assert taken.array[1, 7] == 5
+
+
+def test_memory_taken_through_dlpack_outlives_its_owner():
+    foreign = Foreign(words_of(np.full((2, 100), 3, DTYPES["bfloat16"])), bfloat16=True)
+    taken = arrays.given(foreign, "logits").array
+    del foreign
+    assert (taken == 3).all()
+
+
+@pytest.mark.parametrize("argument", [3, "text", [[1.0]], object(), None])
+def test_what_is_no_array_is_refused(argument):
+    with pytest.raises(TypeError, match="logits is a .*a NumPy or CuPy array, or an array with __dlpack__"):
+        arrays.given(argument, "logits")
+
+
+def test_a_library_that_cannot_export_is_refused_with_its_own_words():
+    class Refusing(Foreign):
+        def __dlpack__(self, **keywords):
+            raise BufferError("requires grad, use detach()")
+
+    with pytest.raises(TypeError, match=r"logits cannot be taken through DLPack: requires grad, use detach\(\)"):
+        arrays.given(Refusing(np.zeros((2, 2), np.float32)), "logits")
+
+
+def test_another_dtype_through_dlpack_is_refused():
+    with pytest.raises(TypeError, match="logits are int32; bfloat16, float16, float32"):
+        vpa.get_top_tokens(Foreign(np.zeros((2, 100), np.int32)), SHARD, vpa.comm.solo())
+
+
+def test_a_foreign_out_is_written_in_place():
+    logits = np.eye(3, 100, 5, dtype=np.float32)
+    candidates = np.zeros((3, 8), np.uint64)
+    out = Foreign(candidates)
+    assert vpa.local_argmax_candidates(Foreign(logits), SHARD, out=out) is out
+    assert vpa.pick_from_candidates(candidates, 3).tolist() == [5, 6, 7]
+
+
+def test_torch_tensors_on_the_host():
+    torch = pytest.importorskip("torch", reason="torch is not installed; it is in the extra `peers`")
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        logits = torch.randint(-9, 10, (4, 100)).to(dtype)
+        for view in (logits, logits.t().contiguous().t(), logits[:, ::1][1:]):
+            tokens = vpa.get_top_tokens(view, SHARD, vpa.comm.solo())
+            assert isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64
+            assert tokens.tolist() == full_argmax(view.float().numpy()).tolist()
+    with pytest.raises(TypeError, match="DLPack"):
+        vpa.get_top_tokens(torch.zeros(2, 100, requires_grad=True), SHARD, vpa.comm.solo())
+
+
+@pytest.mark.gpu
+def test_torch_tensors_on_a_gpu():
+    torch = pytest.importorskip("torch", reason="torch is not installed; it is in the extra `peers`")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            logits = torch.randint(-9, 10, (64, 100), device="cuda").to(dtype)
+            tokens = vpa.get_top_tokens(logits, SHARD, vpa.comm.solo())
+            assert isinstance(tokens, torch.Tensor) and tokens.is_cuda
+            assert tokens.tolist() == full_argmax(logits.float().cpu().numpy()).tolist()

@@ -1,0 +1,299 @@
+"""The command line: exit codes, one voice, records, and the end of a job when one rank fails."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from vpa import record, run
+from vpa.bench import settings as bench_settings
+from vpa.bench.families import FAMILIES
+
+SMALL = ["--rows", "1,3", "--vocab", "1000", "--backend", "numpy"]
+
+
+@pytest.fixture(autouse=True)
+def not_in_a_job(monkeypatch):
+    for name in run._RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def head(tmp_path) -> Path:
+    """A small head in a file, with other tensors beside it."""
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-2, 3, (1000, 24)).astype(np.float32)
+    path = tmp_path / "model.safetensors"
+    save_file(
+        {
+            "lm_head.weight": weight,
+            "norm": np.ones(24, np.float32),
+            "half": weight.astype(np.float16),
+            "whole": rng.integers(0, 5, (10, 24)),
+        },
+        path,
+    )
+    return path
+
+
+def test_check_only_prints_a_line_for_each_input_and_dtype(capsys):
+    assert run.main([*SMALL, "--check-only", "--tp", "8"]) == 0
+    printed = capsys.readouterr().out
+    assert "one process emulates 8 ranks" in printed
+    assert "vocabulary 1000 padded to 1024 (pad_to 64), 128 columns a rank" in printed
+    assert printed.rstrip().endswith("all tokens right")
+    for family in FAMILIES:
+        for dtype in ("bfloat16", "float16", "float32"):
+            assert any(line.split()[:2] == [family, dtype] for line in printed.splitlines())
+
+
+def test_times_stand_beside_the_wrong_rows(capsys, tmp_path):
+    path = tmp_path / "out.json"
+    assert run.main([*SMALL, "--dtype", "fp16", "--json", str(path)]) == 0
+    content = record.read(path)
+    timed = [row for row in content["rows"] if row["samples_us"]]
+    arms = {row["arm"] for row in timed}
+    assert {"existing", "fused", "fused, again", "floor: plain read"} <= arms
+    for row in timed:
+        assert len(row["samples_us"]) == bench_settings.experiments()["headline"]["cpu"]["rounds"]
+        assert row["median_us"] == pytest.approx(np.median(row["samples_us"]), abs=1e-3)
+        assert (row["wrong"] is None) == row["arm"].startswith("floor") and not row["wrong"]
+    printed = capsys.readouterr().out
+    header = next(line for line in printed.splitlines() if "median us" in line)
+    assert "wrong" in header and "/ existing" in header
+
+
+def test_a_record_says_what_was_run_and_where(tmp_path, monkeypatch):
+    path = tmp_path / "out.json"
+    assert run.main([*SMALL, "--check-only", "--dtype", "fp32", "--json", str(path)]) == 0
+    content = json.loads(path.read_text())
+    assert list(content) == ["schema", "experiment", "command", "environment", "rows"]
+    assert content["experiment"] == "headline" and content["schema"] == record.SCHEMA
+    assert {"packages", "git", "ranks", "transport", "python"} <= set(content["environment"])
+    for row in content["rows"]:
+        assert (row["wrong"], row["samples_us"], row["median_us"], row["arm"]) == (0, [], None, "get_top_tokens")
+        assert (row["vocab"], row["tp"], row["dtype"]) == (1000, 4, "float32") and row["rows"] in (1, 3)
+
+
+def test_a_record_is_never_written_over(tmp_path, capsys):
+    path = tmp_path / "out.json"
+    path.write_text("mine")
+    assert run.main([*SMALL, "--check-only", "--json", str(path)]) == 2
+    assert path.read_text() == "mine"
+    assert "never written over" in capsys.readouterr().err
+    with pytest.raises(FileExistsError):
+        record.write(str(path), "x", {}, [])
+
+
+def test_a_wrong_token_is_exit_code_1(monkeypatch, capsys):
+    """A pick that is off by one for one row of one batch size."""
+    from vpa.backends import numpy_
+
+    right = numpy_.pick_from_candidates
+
+    def wrong(gathered, num_rows, out):
+        right(gathered, num_rows, out)
+        if num_rows == 3:
+            out[1] += 1
+
+    monkeypatch.setattr(numpy_, "pick_from_candidates", wrong)
+    assert run.main([*SMALL, "--check-only", "--dtype", "bf16"]) == 1
+    printed = capsys.readouterr().out
+    assert f"{len(FAMILIES)} wrong rows" in printed
+    assert all(line.split()[-1] == "1" for line in printed.splitlines() if line.startswith(tuple(FAMILIES)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "no experiment 'nonsense'; there are headline"),
+        (["/no/such.toml"], "experiment file /no/such.toml: "),
+        (["--rows", "1,two"], "--rows is '1,two'; integers with commas"),
+        (["--rows", "-1"], "rows -1; integers from 0 on"),
+        (["--vocab", "many"], "argument --vocab: invalid int value: 'many'"),
+        (["--vocab", "0"], "vocab is 0; an integer from 1 on"),
+        (["--dtype", "fp64"], "dtype 'fp64'; bf16, fp16, fp32"),
+        (["--tp", "0"], "tp is 0"),
+        (["--layout", "triples"], "argument --layout: invalid choice"),
+        (["--backend", "cuda"], "argument --backend: invalid choice"),
+        (["--json", "/no/such/folder/x.json"], "--json: no folder /no/such/folder"),
+        (["--hidden", "x.npy"], "--hidden goes with --lm-head"),
+        (["--lm-head", "/no/such.safetensors"], "--lm-head: cannot read /no/such.safetensors: No such file"),
+        (["--layout", "pairs", "--vocab", "16777217"], "layout 'pairs' holds ids as fp32"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
+    assert run.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kind = 'headline'", "question, rows, vocab, dtypes, families, tp, calls, rounds missing"),
+        ("nonsense", "experiment file"),
+        ("colour = 'red'", "no setting 'colour'"),
+    ],
+)
+def test_experiment_files_that_do_not_fit(text, message, tmp_path, capsys):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    assert run.main([str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_experiment_of_ones_own(tmp_path, capsys):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        "question = 'Does mine run?'\nkind = 'headline'\nrows = [2]\nvocab = 300\ndtypes = ['fp32']\n"
+        "families = ['ties']\ntp = 2\ncalls = 1\nrounds = 3\n"
+    )
+    assert run.main([str(path), "--check-only"]) == 0
+    assert "mine: Does mine run?" in capsys.readouterr().out
+
+
+def test_list_and_env(capsys):
+    assert run.main(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert [line.split()[0] for line in listed.splitlines()] == list(bench_settings.experiments())
+    assert run.main(["env"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()] == ["vpa", "python", "packages", "cpu", "gpu", "nccl", "mpi"]
+
+
+def test_only_rank_0_speaks_of_bad_usage(monkeypatch, capsys):
+    monkeypatch.setenv("PMI_RANK", "1")
+    assert run.main(["nonsense"]) == 2
+    assert capsys.readouterr().err == ""
+
+
+class TestHead:
+    def test_from_its_own_rows(self, head, capsys):
+        assert run.main(["--lm-head", str(head), "--rows", "1,5", "--check-only"]) == 0
+        printed = capsys.readouterr().out
+        assert "head lm_head.weight" in printed and "vocabulary 1000 padded to 1024" in printed
+        assert [line.split()[:2] for line in printed.splitlines() if line.startswith("head ")] == [
+            ["head", dtype] for dtype in ("bfloat16", "float16", "float32")
+        ]
+
+    def test_with_hidden_states(self, head, tmp_path, capsys):
+        hidden = np.random.default_rng(1).integers(-1, 2, (7, 24)).astype(np.float16)
+        np.save(tmp_path / "hidden.npy", hidden)
+        path = tmp_path / "out.json"
+        arguments = ["--lm-head", f"{head}:half", "--hidden", str(tmp_path / "hidden.npy"), "--tp", "3", "--check-only"]
+        assert run.main([*arguments, "--json", str(path)]) == 0
+        assert {row["rows"] for row in record.read(path)["rows"]} == {7}
+        assert run.main([*arguments, "--rows", "8"]) == 2
+        assert "--rows up to 8, but --hidden has 7 rows" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("tensor", "message"),
+        [
+            ("nothing", "has no tensor 'nothing'; it has half, lm_head.weight, norm, whole"),
+            ("norm", "'norm' of .* has shape \\[24\\]; a head is \\[vocabulary, hidden\\]"),
+            ("whole", "'whole' of .* is I64; BF16, F16, F32 are accepted"),
+        ],
+    )
+    def test_tensors_that_are_no_head(self, head, tensor, message, capsys):
+        import re
+
+        assert run.main(["--lm-head", f"{head}:{tensor}"]) == 2
+        printed = capsys.readouterr().err
+        assert re.search(message, printed) and len(printed.splitlines()) == 1
+
+    def test_files_that_are_no_head(self, head, tmp_path, capsys):
+        broken = tmp_path / "broken.safetensors"
+        broken.write_bytes(b"not a header at all")
+        assert run.main(["--lm-head", str(broken)]) == 2
+        unnamed = tmp_path / "unnamed.safetensors"
+        save_file({name: np.zeros((4, 4), np.float32) for name in ("a", "b")}, unnamed)
+        assert run.main(["--lm-head", str(unnamed)]) == 2
+        assert run.main(["--lm-head", str(head), "--vocab", "500"]) == 2
+        printed = capsys.readouterr().err.splitlines()
+        assert "cannot read" in printed[0]
+        assert f"name one: {unnamed}:TENSOR, of a, b" in printed[1]
+        assert "--vocab is 500; the head has 1000 rows" in printed[2]
+
+    @pytest.mark.parametrize(
+        "hidden", [np.zeros((3, 25), np.float32), np.zeros(24, np.float32), np.zeros((3, 24), np.int64), None]
+    )
+    def test_hidden_states_that_do_not_fit(self, head, hidden, tmp_path, capsys):
+        path = tmp_path / "hidden.npy"
+        path.write_text("no array") if hidden is None else np.save(path, hidden)
+        assert run.main(["--lm-head", str(head), "--hidden", str(path)]) == 2
+        printed = capsys.readouterr().err
+        assert "--hidden: " in printed and len(printed.splitlines()) == 1
+
+
+@pytest.mark.mpi
+class TestJobs:
+    def test_four_ranks_check_everything(self, ranks, tmp_path):
+        path = tmp_path / "out.json"
+        done = ranks(4, ["-m", "vpa.run", "--check-only", "--backend", "numpy", "--json", path], timeout=60)
+        assert done.returncode == 0, done.stderr
+        rows = record.read(path)["rows"]
+        assert len(rows) == len(FAMILIES) * 3 * 3 and all(row["wrong"] == 0 for row in rows)
+        assert len(record.read(path)["environment"]["ranks"]) == 4
+
+    def test_times_with_and_without_the_gather(self, ranks, tmp_path):
+        path = tmp_path / "out.json"
+        done = ranks(2, ["-m", "vpa.run", *SMALL, "--json", path], timeout=60)
+        assert done.returncode == 0, done.stderr
+        timed = [row for row in record.read(path)["rows"] if row["samples_us"]]
+        assert {row["communication"] for row in timed} == {"excluded", "included"}
+        assert "floor: bare gather" in {row["arm"] for row in timed}
+
+    def test_bad_usage_is_said_once(self, ranks):
+        for arguments in (["nonsense"], ["--tp", "3"], ["--comm", "emulated"]):
+            done = ranks(2, ["-m", "vpa.run", *arguments], timeout=60)
+            assert done.returncode == 2
+            assert done.stderr.count("vpa.run: ") == 1, done.stderr
+
+    @pytest.mark.parametrize("count", [1, 2, 3, 4])
+    def test_a_head_over_ranks(self, ranks, head, count):
+        done = ranks(count, ["-m", "vpa.run", "--lm-head", head, "--rows", "1,4", "--check-only"], timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.rstrip().endswith("all tokens right")
+        assert (f"{count} ranks, " if count > 1 else "1 rank, ") in done.stdout
+
+    @pytest.mark.parametrize(
+        ("where", "fault", "code", "shown"),
+        [
+            ("vpa.comm.from_mpi", "raise KeyError('early')", 1, "KeyError: 'early'"),
+            ("vpa.comm.from_mpi", "sys.exit(3)", 3, "SystemExit: 3"),
+            ("vpa.pick_from_candidates", "pass", 0, ""),
+            ("vpa.backends.numpy_.pick_from_candidates", "raise KeyError('late')", 1, "KeyError: 'late'"),
+            ("vpa.backends.numpy_.local_argmax_candidates", "sys.exit(3)", 3, "SystemExit: 3"),
+            ("vpa.backends.numpy_.pick_from_candidates", "sys.exit(0)", 1, "SystemExit: 0"),
+            ("vpa.backends.numpy_.pick_from_candidates", "os.kill(os.getpid(), 9)", 9, ""),
+        ],
+    )
+    def test_one_rank_that_fails_ends_the_job_at_once(self, ranks, where, fault, code, shown):
+        program = f"""
+import os, sys, vpa, vpa.run, vpa.backends.numpy_
+from mpi4py import MPI
+right = {where}
+def faulty(*arguments, **keywords):
+    if MPI.COMM_WORLD.rank == 2:
+        {fault}
+    return right(*arguments, **keywords)
+{where} = faulty
+sys.exit(vpa.run.main(["--check-only", "--rows", "3", "--vocab", "1000", "--backend", "numpy"]))
+"""
+        start = time.monotonic()
+        done = ranks(4, ["-c", program], timeout=60)
+        assert time.monotonic() - start < 30
+        assert (done.returncode == 0) == (code == 0), done.stderr
+        if code == 3:
+            assert done.returncode == 3
+        if shown:
+            assert shown in done.stderr and "rank 2 failed, so the job ends" in done.stderr
+            assert "Traceback" in done.stderr

@@ -1,0 +1,104 @@
+"""The kernel text itself: which kernels it declares, their parameters' names, and which line a #line directive gives where."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One `extern "C" __global__` function: its name and its parameters' names (empty strings where they have none)."""
+
+    name: str
+    parameters: tuple[str, ...]
+
+
+_NOISE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+
+
+def _blank(match: re.Match) -> str:
+    return re.sub(r"[^\n]", " ", match[0])
+
+
+def declarations(preprocessed: str) -> tuple[Declaration, ...]:
+    """The kernels that can be launched by name, in order: `extern "C"` ones, no templates. `preprocessed`: after the
+    preprocessor has run, with `__global__` left as it is."""
+    text = re.sub(r'\bextern\s+"C"', "extern_C", preprocessed)
+    text = _NOISE.sub(_blank, text)
+    blocks = [(m.end(), _closing(text, m.end() - 1, "{}")) for m in re.finditer(r"\bextern_C\s*\{", text)]
+    found: dict[str, Declaration] = {}
+    for match in re.finditer(r"\b__global__\b", text):
+        head = text[max(text.rfind(c, 0, match.start()) for c in ";}{") + 1 : match.start()]
+        if "template" in head.split():
+            continue
+        if "extern_C" in head or any(low <= match.start() < high for low, high in blocks):
+            declared = _declared(text, match.end())
+            if declared is not None and (declared.name not in found or any(declared.parameters)):
+                found[declared.name] = declared
+    return tuple(found.values())
+
+
+def _declared(text: str, position: int) -> Declaration | None:
+    # Return type and attributes come before the name, some with parentheses of their own.
+    for match in re.compile(r"\s*(\w+|[*&])\s*").finditer(text, position):
+        if match.start() != position:
+            return None
+        position = match.end()
+        if text[position : position + 1] != "(":
+            continue
+        end = _closing(text, position, "()")
+        word = match[1]
+        if not (word.startswith("__") or word in ("alignas", "decltype")):
+            return Declaration(word, _parameter_names(text[position + 1 : end]))
+        return _declared(text, end + 1)
+    return None
+
+
+def _closing(text: str, position: int, pair: str) -> int:
+    depth = 0
+    for i in range(position, len(text)):
+        depth += (text[i] == pair[0]) - (text[i] == pair[1])
+        if not depth:
+            return i
+    return len(text)
+
+
+def _parameter_names(inside: str) -> tuple[str, ...]:
+    parts, depth, start = [], 0, 0
+    for i, character in enumerate(inside):
+        depth += (character in "(<[{") - (character in ")>]}")
+        if character == "," and not depth:
+            parts.append(inside[start:i])
+            start = i + 1
+    parts.append(inside[start:])
+    if parts in ([""], ["void"]) or not inside.strip():
+        return ()
+    names = []
+    for part in parts:
+        words = re.findall(r"[A-Za-z_]\w*", re.sub(r"\[[^\]]*\]|=.*", "", part))
+        names.append(words[-1] if len(words) > 1 else "")
+    return tuple(names)
+
+
+def has_includes(text: str) -> bool:
+    return re.search(r"^[ \t]*#[ \t]*include\b", text, re.MULTILINE) is not None
+
+
+class SourceLines:
+    """The text's lines by the file and line that its #line directives give them."""
+
+    def __init__(self, text: str, name: str):
+        self._lines: dict[tuple[str, int], str] = {}
+        file, number = name, 1
+        for line in text.splitlines():
+            directive = re.match(r'\s*#\s*(?:line\s+)?(\d+)(?:\s+"([^"]*)")?', line)
+            if directive:
+                file, number = directive[2] or file, int(directive[1])
+                continue
+            self._lines[file, number] = line
+            number += 1
+
+    def __call__(self, file: str, line: int) -> str | None:
+        text = self._lines.get((file, line))
+        return text.strip() if text is not None else None

@@ -1,0 +1,110 @@
+"""Finds a C++ compiler (g++, clang++ or the one inside the ziglang package) and knows the flags that each of them needs."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from .errors import CompilerNotFoundError
+
+NAMES = ("g++", "clang++", "zig")
+_HOW = (
+    "The simt backend compiles kernel texts for the CPU and needs one of: g++ (11 or later; `apt install g++`), "
+    "clang++ (11 or later; `apt install clang`), or zig (`pip install ziglang`, no system package needed)."
+)
+
+# Type-based aliasing rules are off because kernels read rows through wider types; contraction is off so that a*b+c rounds
+# as it is written. Tail calls are off because a return address would then name the wrong line.
+_COMMON = (
+    "-std=c++17 -fPIC -fvisibility=hidden -fno-exceptions -fno-rtti -fno-threadsafe-statics -fno-stack-protector "
+    "-fno-strict-aliasing -ffp-contract=off -fno-math-errno -fno-optimize-sibling-calls -w -gdwarf-4 -g1"
+).split()
+_SANITIZERS = (
+    "-fsanitize=thread "
+    "-fsanitize=alignment,bounds,signed-integer-overflow,shift-exponent,integer-divide-by-zero,unreachable,return "
+    "-fsanitize-recover=alignment,bounds,signed-integer-overflow,shift-exponent,integer-divide-by-zero"
+).split()
+_GCC = ("-fno-gnu-unique", "-fno-extern-tls-init")
+# Merged calls and loads would give one line to two places, or move an access to threads that do not make it.
+_GCC_CHECKED = (
+    "--param=tsan-distinguish-volatile=1 -fno-crossjumping -fno-ipa-icf -fno-tree-tail-merge -fno-thread-jumps "
+    "-fno-hoist-adjacent-loads -fno-tree-loop-if-convert -fno-tree-pre -fno-code-hoisting -fno-tree-sink"
+).split()
+_CLANG_CHECKED = "-mllvm -tsan-distinguish-volatile=1 -mllvm -tsan-instrument-read-before-write=1".split()
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """`command` runs it on C++; `identity` is the text that tells one version from another."""
+
+    name: str
+    command: tuple[str, ...]
+    family: str  # "gcc" or "clang"
+    identity: str
+
+    def compile_flags(self, checked: bool) -> list[str]:
+        flags = [*_COMMON, "-O1" if checked else "-O2"]
+        if self.family == "gcc":
+            flags += _GCC
+        if self.name == "zig":
+            flags += ["-fno-sanitize=all"]
+        if checked:
+            flags += [*_SANITIZERS, *(_GCC_CHECKED if self.family == "gcc" else _CLANG_CHECKED)]
+        return flags
+
+    def runtime_flags(self, checked: bool) -> list[str]:
+        flags = [f for f in _COMMON if not f.startswith("-g")] + ["-O2"]
+        if self.name == "zig":
+            flags += ["-fno-sanitize=all"]
+        return [*flags, "-DSIMT_CHECKED"] if checked else flags
+
+    @property
+    def link_command(self) -> list[str]:
+        # `zig c++` would first build its own libc++ (half a minute); nothing here needs a C++ library.
+        command = [*self.command[:-1], "cc"] if self.name == "zig" else [*self.command]
+        return [*command, "-shared", "-Wl,-z,now"]
+
+
+def find_compiler(name: str | None = None) -> Compiler:
+    """The compiler called `name` ("g++", "clang++", "zig", or a path), or the first of the three that is installed.
+
+    Raises CompilerNotFoundError, which says what to install.
+    """
+    if name is None:
+        for candidate in NAMES:
+            compiler = _find(candidate, os.environ.get("PATH", ""))
+            if compiler is not None:
+                return compiler
+        raise CompilerNotFoundError(f"no C++ compiler found. {_HOW}")
+    compiler = _find(name, os.environ.get("PATH", ""))
+    if compiler is None:
+        raise CompilerNotFoundError(f"the compiler {name!r} was not found. {_HOW}")
+    return compiler
+
+
+@functools.lru_cache(maxsize=None)
+def _find(name: str, search_path: str) -> Compiler | None:
+    if name == "zig":
+        if importlib.util.find_spec("ziglang") is None:
+            return None
+        identity = f"zig {importlib.metadata.version('ziglang')}"
+        return Compiler("zig", (sys.executable, "-m", "ziglang", "c++"), "clang", identity)
+    path = shutil.which(name, path=search_path)
+    if path is None:
+        return None
+    try:
+        version = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    family = "clang" if "clang" in version else "gcc"
+    major = re.search(r"(\d+)\.\d+", version)
+    if major and int(major[1]) < 11:
+        raise CompilerNotFoundError(f"{path} is too old: {version.splitlines()[0]}. {_HOW}")
+    return Compiler(name, (path,), family, version)

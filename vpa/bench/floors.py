@@ -1,0 +1,38 @@
+"""Floors: what no arm can beat. An empty kernel, a plain read of the same bytes, the bare collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from vpa.arrays import is_host
+
+
+def empty_kernel() -> Callable[[], None]:
+    """A launch of a kernel that does nothing."""
+    from vpa.backends import raw
+    from vpa.backends.launches import Launch
+
+    return lambda: raw.run(Launch("empty", {}, 1, 32, ()))
+
+
+def plain_read(logits: Any) -> Callable[[], Any]:
+    """One read of a C-contiguous array: on a GPU at the rate of its memory, on the host by NumPy's bitwise or."""
+    if is_host(logits):
+        words = logits.reshape(-1).view(np.uint16 if logits.itemsize == 2 else np.uint32)
+        return lambda: np.bitwise_or.reduce(words)
+    import cupy
+
+    from vpa.backends import raw
+    from vpa.backends.launches import Launch
+
+    loads, threads = logits.nbytes // 16, 256
+    per_thread = 1 if loads < 132 * 8 * threads else 4
+    blocks = min(max(-(-loads // (threads * per_thread)), 1), 132 * 8)
+    sink = cupy.empty(blocks * threads, np.uint32)
+    launch = Launch(
+        "plain_read", {"threads": threads, "loads": per_thread}, blocks, threads, (logits, np.int64(loads), sink)
+    )
+    return lambda: raw.run(launch)

@@ -1,0 +1,129 @@
+"""What a run is asked to do: an experiment's TOML file, with the command line on top."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.resources
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from vpa.arrays import check_layout
+from vpa.bench.families import FAMILIES
+from vpa.order import LOGITS_DTYPES
+from vpa.vocab import VocabShard
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: Names of dtypes on the command line and in TOML files.
+DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", **{name: name for name in LOGITS_DTYPES}}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides what an experiment does.
+
+    rows: batch sizes. vocab: vocabulary size. dtypes: of the logits that are checked; the first one is timed. tp: ranks
+    that one process emulates, if it runs alone. calls: calls of a timed sample. rounds: samples. families: see
+    ``vpa.bench.families``. The rest: see ``python -m vpa.run --help``.
+    """
+
+    experiment: str
+    kind: str
+    question: str
+    rows: tuple[int, ...]
+    vocab: int
+    dtypes: tuple[str, ...]
+    families: tuple[str, ...]
+    tp: int
+    calls: int
+    rounds: int
+    layout: str = "packed"
+    seed: int = 0
+    backend: str | None = None
+    comm: str = "auto"
+    check_only: bool = False
+    lm_head: str | None = None
+    hidden: str | None = None
+
+
+class UsageError(ValueError):
+    """A mistake in what the user asked for, found before anything ran: exit code 2."""
+
+
+def experiments() -> dict[str, dict[str, Any]]:
+    """The experiments that come with the package: name -> contents of ``mpi_runs/<name>.toml``."""
+    folder = importlib.resources.files("vpa.mpi_runs")
+    found = {}
+    for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if file.name.endswith(".toml"):
+            name = file.name.removesuffix(".toml").replace("_", "-")
+            found[name] = tomllib.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def load(name: str) -> tuple[str, dict[str, Any]]:
+    """The name and contents of an experiment, by its name or by the path of a TOML file; ``UsageError`` without one."""
+    if name.endswith(".toml"):
+        try:
+            with open(name, "rb") as file:
+                return name.rpartition("/")[2].removesuffix(".toml"), tomllib.load(file)
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise UsageError(f"experiment file {name}: {error}") from error
+    known = experiments()
+    if name not in known:
+        raise UsageError(f"no experiment {name!r}; there are {', '.join(known)}, or give a .toml file")
+    return name, known[name]
+
+
+def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool) -> Settings:
+    """The settings of a run. ``contents`` may hold a table ``cpu``, which replaces its values where there is no GPU;
+    ``given``, from the command line, replaces both. Raises ``UsageError`` for what does not fit."""
+    merged = {key: value for key, value in contents.items() if key != "cpu"}
+    if not gpu:
+        merged.update(contents.get("cpu", {}))
+    merged.update({key: value for key, value in given.items() if value is not None})
+    merged["experiment"] = name
+    fields = {field.name: field for field in dataclasses.fields(Settings)}
+    for key, value in merged.items():
+        if key not in fields:
+            raise UsageError(f"{name}: no setting {key!r}; there are {', '.join(fields)}")
+        if isinstance(value, list):
+            merged[key] = tuple(value)
+    missing = [
+        key for key, field in fields.items() if key not in merged and field.default is dataclasses.MISSING
+    ]
+    if missing:
+        raise UsageError(f"{name}: {', '.join(missing)} missing")
+    settings = Settings(**merged)
+    _check(settings)
+    return dataclasses.replace(settings, dtypes=tuple(DTYPE_NAMES[dtype] for dtype in settings.dtypes))
+
+
+def _check(settings: Settings) -> None:
+    for dtype in settings.dtypes:
+        if dtype not in DTYPE_NAMES:
+            raise UsageError(f"dtype {dtype!r}; {', '.join(DTYPE_NAMES)} are accepted")
+    for family in settings.families:
+        if family not in FAMILIES:
+            raise UsageError(f"family {family!r}; {', '.join(FAMILIES)} are accepted")
+    for key in ("rows", "dtypes", "families"):
+        if not getattr(settings, key):
+            raise UsageError(f"{key} is empty; at least one is needed")
+    for rows in settings.rows:
+        if not isinstance(rows, int) or rows < 0:
+            raise UsageError(f"rows {rows!r}; integers from 0 on are accepted")
+    for key in ("vocab", "tp", "calls", "rounds"):
+        value = getattr(settings, key)
+        if not isinstance(value, int) or value < 1:
+            raise UsageError(f"{key} is {value!r}; an integer from 1 on is accepted")
+    if settings.hidden and not settings.lm_head:
+        raise UsageError("--hidden goes with --lm-head: hidden states are multiplied by a head")
+    try:
+        check_layout(settings.layout, settings.vocab)
+        VocabShard.even(settings.vocab, settings.tp)
+    except ValueError as error:
+        raise UsageError(str(error)) from error

@@ -1,0 +1,111 @@
+"""How arms are timed: interleaved, order alternated, raw samples kept; captured into CUDA graphs, eagerly, or on the host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class Captured:
+    """``calls`` calls of ``step`` as one CUDA graph. ``launch()`` replays it on the stream it was captured on.
+
+    Temporaries come from a memory pool of the graph's own, kept as long as the graph: no other work can be given memory
+    that the graph will write. ``last`` is what the last captured call returned; a replay writes it again.
+    """
+
+    def __init__(self, step: Callable[[], Any], calls: int, library: str = "cupy") -> None:
+        import cupy
+
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._pool = cupy.cuda.MemoryPool()
+        cupy.cuda.runtime.deviceSynchronize()
+        capture = self._capture_torch if library == "torch" else self._capture_cupy
+        with cupy.cuda.using_allocator(self._pool.malloc), self.stream:
+            capture(step, calls)
+        self.stream.synchronize()
+
+    def launch(self) -> None:
+        """Enqueue the graph."""
+        self._replay()
+
+    def close(self) -> None:
+        """Drop the graph; do this before the communicator of a captured collective is closed."""
+        self._graph = self._replay = None
+
+    def _capture_cupy(self, step: Callable[[], Any], calls: int) -> None:
+        step()  # compiles, sets a communicator up, and fills the pool
+        self.stream.synchronize()
+        self.stream.begin_capture()
+        try:
+            for _ in range(calls):
+                self.last = step()
+        finally:
+            self._graph = self.stream.end_capture()
+        self._replay = lambda: self._graph.launch(self.stream)
+
+    def _capture_torch(self, step: Callable[[], Any], calls: int) -> None:
+        import torch
+
+        stream = torch.cuda.ExternalStream(self.stream.ptr)
+        with torch.cuda.stream(stream):
+            step()
+            stream.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="relaxed"):
+                for _ in range(calls):
+                    self.last = step()
+
+        def replay() -> None:
+            with torch.cuda.stream(stream):
+                self._graph.replay()
+
+        self._replay = replay
+
+
+def time_captured(graphs: dict[str, Captured], calls: int, rounds: int, barrier: Callable[[], None]) -> dict[str, np.ndarray]:
+    """Microseconds per call by device events, [rounds] for each graph."""
+    import cupy
+
+    def once(name: str) -> float:
+        graph = graphs[name]
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record(graph.stream)
+        graph.launch()
+        end.record(graph.stream)
+        end.synchronize()
+        return 1e3 * cupy.cuda.get_elapsed_time(start, end) / calls
+
+    return interleaved(list(graphs), once, rounds, barrier)
+
+
+def time_called(
+    steps: dict[str, Callable[[], Any]], calls: int, rounds: int, barrier: Callable[[], None], finish: Callable[[], None]
+) -> dict[str, np.ndarray]:
+    """Microseconds per call by the host's clock, [rounds] for each step; ``finish`` waits for what was enqueued."""
+
+    def once(name: str) -> float:
+        step = steps[name]
+        start = time.perf_counter()
+        for _ in range(calls):
+            step()
+        finish()
+        return 1e6 * (time.perf_counter() - start) / calls
+
+    return interleaved(list(steps), once, rounds, barrier)
+
+
+def interleaved(
+    names: Sequence[str], once: Callable[[str], float], rounds: int, barrier: Callable[[], None], warm_up: int = 2
+) -> dict[str, np.ndarray]:
+    """Samples of ``once(name)``: every round takes each name, in turn forwards and backwards, after a barrier."""
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(warm_up + rounds):
+        for name in names if number % 2 == 0 else reversed(names):
+            barrier()
+            sample = once(name)
+            if number >= warm_up:
+                samples[name].append(sample)
+    return {name: np.array(values) for name, values in samples.items()}

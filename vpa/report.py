@@ -1,0 +1,137 @@
+"""Tables from records. ``python -m vpa.report RECORD.json [...]`` prints the Markdown that README and docs show."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vpa import record
+
+Row = dict[str, Any]
+Table = list[list[str]]
+
+
+def check_table(rows: Iterable[Row]) -> Table:
+    """One line for each input and dtype that was checked: the batch sizes, and how many rows had a wrong token."""
+    table = [["input", "dtype", "vocab", "tp", "rows", "wrong"]]
+    for group in _grouped((row for row in rows if not row["samples_us"]), "input", "dtype", "vocab", "tp"):
+        sizes = " ".join(str(row["rows"]) for row in group)
+        wrong = sum(row["wrong"] for row in group)
+        table.append([*(str(group[0][key]) for key in ("input", "dtype", "vocab", "tp")), sizes, str(wrong)])
+    return table
+
+
+def time_table(rows: Iterable[Row], reference: str = "existing") -> Table:
+    """One line for each time: the median with the 10th and 90th percentile, and its ratio to the reference arm."""
+    table = [["rows", "dtype", "gather", "mode", "arm", "wrong", "median us", "p10-p90 us", f"/ {reference}"]]
+    for group in _grouped((row for row in rows if row["samples_us"]), "rows", "dtype", "communication", "mode"):
+        base = next((row["median_us"] for row in group if row["arm"] == reference), None)
+        for row in group:
+            low, high = np.percentile(row["samples_us"], [10, 90])
+            ratio = "" if base is None or row["wrong"] is None else f"{row['median_us'] / base:.2f}"
+            cells = [str(row[key]) for key in ("rows", "dtype", "communication", "mode", "arm")]
+            wrong = "-" if row["wrong"] is None else str(row["wrong"])
+            table.append([*cells, wrong, _us(row["median_us"]), f"{_us(low)}-{_us(high)}", ratio])
+    return table
+
+
+def pivot_tables(rows: Sequence[Row]) -> dict[str, Table]:
+    """For each gather and mode one table: a line for each batch size, the median of each arm, and our arm's ratios."""
+    tables = {}
+    for group in _grouped((row for row in rows if row["samples_us"]), "dtype", "communication", "mode"):
+        first = group[0]
+        arms = list(dict.fromkeys(row["arm"] for row in group))
+        references = [arm for arm in arms if arm.startswith("existing")]
+        table = [["rows", *(f"{arm}, us" for arm in arms), *(f"fused / {arm}" for arm in references), "wrong"]]
+        for line in _grouped(group, "rows"):
+            medians = {row["arm"]: row["median_us"] for row in line}
+            times = [_us(medians[arm]) if arm in medians else "" for arm in arms]
+            ratios = [f"{medians['fused'] / medians[arm]:.2f}" if arm in medians else "" for arm in references]
+            wrong = sum(row["wrong"] or 0 for row in line)
+            table.append([str(line[0]["rows"]), *times, *ratios, str(wrong)])
+        title = f"{first['dtype']} [rows, {first['columns']}], tp {first['tp']}, gather {first['communication']}, {first['mode']}"
+        tables[title] = table
+    return tables
+
+
+def text(table: Table) -> str:
+    """A table for a terminal: columns aligned, numbers to the right."""
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    numeric = [all(_is_number(line[column]) for line in table[1:]) for column in range(len(table[0]))]
+    lines = []
+    for line in table:
+        cells = [c.rjust(w) if n else c.ljust(w) for c, w, n in zip(line, widths, numeric, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def markdown(table: Table) -> str:
+    """A table as Markdown."""
+    lines = [table[0], ["---:" if i else "---" for i in range(len(table[0]))], *table[1:]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def print_rows(rows: Sequence[Row], out: Callable[[str], None] = print) -> None:
+    """The tables of a run, for a terminal."""
+    for table in (check_table(rows), time_table(rows)):
+        if len(table) > 1:
+            out(text(table) + "\n")
+
+
+def describe(content: dict[str, Any]) -> str:
+    """One paragraph on a record: the command, the devices, the versions and the revision."""
+    env = content["environment"]
+    gpus = [rank["gpu"]["name"] for rank in env["ranks"] if rank["gpu"]]
+    device = f"{gpus[0]}" if gpus else env["ranks"][0]["cpu"]
+    ranks = len(env["ranks"])
+    wanted = ("vpa", "numpy", "cupy-cuda13x", "cupy-cuda12x", "numba-cuda", "torch", "triton")
+    versions = ", ".join(f"{name} {env['packages'][name]}" for name in wanted if name in env["packages"])
+    git = env["git"] or {"revision": "unknown", "dirty": False}
+    revision = git["revision"][:12] + (", changed" if git["dirty"] else "")
+    return (
+        f"`{content['command']}` on {ranks} rank{'s' if ranks > 1 else ''} ({device}, transport {env['transport']}); "
+        f"{versions}; revision {revision}."
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables of records as Markdown; exit code 2 for a file that is no record."""
+    parser = argparse.ArgumentParser(prog="python -m vpa.report", description=__doc__)
+    parser.add_argument("records", nargs="+", metavar="RECORD.json")
+    options = parser.parse_args(arguments)
+    for path in options.records:
+        try:
+            content = record.read(path)
+        except ValueError as error:
+            print(f"vpa.report: {error}", file=sys.stderr)
+            return 2
+        print(describe(content))
+        for title, table in pivot_tables(content["rows"]).items():
+            print(f"\n{title}:\n\n{markdown(table)}")
+        checks = check_table(content["rows"])
+        if len(checks) > 1:
+            print(f"\n{markdown(checks)}")
+    return 0
+
+
+def _grouped(rows: Iterable[Row], *keys: str) -> list[list[Row]]:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return list(groups.values())
+
+
+def _us(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def _is_number(cell: str) -> bool:
+    return cell.replace(".", "").replace("-", "").isdigit() or cell in ("", "-")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,296 @@
+"""``python -m vpa.run``: run an experiment in this process or on all ranks of an MPI job, and print its tables."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import vpa
+from vpa import backends, record, report
+from vpa.bench import settings as bench_settings
+from vpa.bench.inputs import HeadInput, open_head
+from vpa.bench.job import Job, shards_of
+from vpa.bench.settings import Settings, UsageError
+
+RIGHT, WRONG, USAGE = 0, 1, 2
+
+#: Variables by which launchers (MPICH, Open MPI, PMIx, Slurm) tell a process its rank before MPI starts.
+_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line asks for. Returns the exit code: 0 all tokens right, 1 any wrong, 2 bad usage.
+
+    In a job of several ranks, an exception or a ``sys.exit`` on one of them ends them all.
+    """
+    try:
+        options = _parser().parse_args(arguments)
+        if options.experiment == "list":
+            return _list()
+        if options.experiment == "env":
+            return _env()
+        plan = _Plan.of(options)
+        plan.settle(gpu=_gpu_is_visible())
+    except UsageError as error:
+        return _usage(error)
+    return _all_ranks_or_none(lambda: _run(plan))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """The command line with the files that it names, read and checked before MPI starts."""
+
+    name: str
+    contents: dict[str, Any]
+    given: dict[str, Any]
+    source: HeadInput | None
+    json: str | None
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> _Plan:
+        name, contents = bench_settings.load(options.experiment)
+        given = {
+            "rows": _integers("--rows", options.rows),
+            "vocab": options.vocab,
+            "dtypes": None if options.dtype is None else options.dtype.split(","),
+            "backend": options.backend,
+            "comm": options.comm,
+            "tp": options.tp,
+            "layout": options.layout,
+            "lm_head": options.lm_head,
+            "hidden": options.hidden,
+            "seed": options.seed,
+            "check_only": options.check_only or None,
+        }
+        if options.json:
+            try:
+                record.check_new(options.json)
+            except ValueError as error:
+                raise UsageError(f"--json: {error}") from error
+        source = open_head(options.lm_head, options.hidden)
+        if source is not None:
+            if options.vocab not in (None, source.head.vocab_size):
+                raise UsageError(f"--vocab is {options.vocab}; the head has {source.head.vocab_size} rows: leave it out")
+            given["vocab"] = source.head.vocab_size
+            if source.rows is not None:
+                given["rows"] = given["rows"] or [source.rows]
+        return cls(name, contents, given, source, options.json)
+
+    def settle(self, gpu: bool) -> Settings:
+        """The settings where all ranks have a GPU, or where not all have one."""
+        settings = bench_settings.settle(self.name, self.contents, self.given, gpu)
+        if self.source is not None and self.source.rows is not None and max(settings.rows) > self.source.rows:
+            raise UsageError(f"--rows up to {max(settings.rows)}, but --hidden has {self.source.rows} rows")
+        return settings
+
+
+def _run(plan: _Plan) -> int:
+    try:
+        with _communicator(plan.given["comm"] or "auto", host_only=plan.given["backend"] == "numpy") as comm:
+            return _experiment(plan, comm)
+    except UsageError as error:  # the same on every rank: it comes of what all ranks have alike
+        return _usage(error)
+
+
+def _communicator(wanted: str, host_only: bool) -> Any:
+    """The job's communicator; a solo one for a process that runs alone and was not asked to communicate."""
+    if _launched_rank() is not None or wanted in ("mpi", "nccl"):
+        transport = {"auto": "mpi" if host_only else "auto", "emulated": "mpi"}.get(wanted, wanted)
+        try:
+            comm = vpa.comm.from_mpi(transport)
+        except ValueError as error:
+            raise UsageError(f"--comm: {error}") from error
+        if comm.size > 1 and wanted == "emulated":
+            raise UsageError(f"--comm emulated is for one process; this job has {comm.size} ranks")
+        if comm.size > 1 or wanted in ("mpi", "nccl"):
+            return comm
+        comm.close()
+    return vpa.comm.solo()
+
+
+def _emulated_ranks(plan: _Plan, settings: Settings) -> int:
+    """How many ranks a process alone plays: as many as asked for, else the experiment's; one under a launcher."""
+    return 1 if plan.given["tp"] is None and _launched_rank() is not None else settings.tp
+
+
+def _experiment(plan: _Plan, comm: Any) -> int:
+    emulates = comm.transport == "solo"
+    on_gpu = plan.given["backend"] != "numpy" and (_gpu_is_visible() if emulates else comm.device is not None)
+    gpu = all(comm.exchange(on_gpu))
+    settings = plan.settle(gpu)
+    if not emulates and plan.given["tp"] not in (None, comm.size):
+        raise UsageError(f"--tp is {settings.tp}, the job has {comm.size} ranks; --tp is for one process that emulates")
+    if settings.backend in ("raw", "numba") and not gpu:
+        raise UsageError(f"--backend {settings.backend} needs a GPU on every rank, and there is none; numpy does not")
+    if settings.backend == "numpy" and comm.transport == "nccl":
+        raise UsageError("--backend numpy with --comm nccl: NCCL carries GPU arrays; use --comm mpi")
+    shards, sharding = shards_of(settings.vocab, _emulated_ranks(plan, settings) if emulates else comm.size)
+    backend = settings.backend or ("raw" if gpu else "numpy")
+    job = Job(comm, shards, importlib.import_module("numpy" if backend == "numpy" else "cupy"), backend)
+
+    rank0 = comm.rank == 0
+    say: Callable[[str], None] = print if rank0 else lambda line: None
+    say(f"{settings.experiment}: {settings.question}")
+    say(f"{job.describe()}; backend {backend}, layout {settings.layout}, seed {settings.seed}")
+    say(sharding + ("" if plan.source is None else f"; head {plan.source.head.tensor} of {plan.source.head.path}"))
+    if not gpu and "cpu" in plan.contents:
+        smaller = ", ".join(f"{key} {_words(value)}" for key, value in plan.contents["cpu"].items())
+        say(f"no GPU in use, so the defaults are smaller: {smaller}")
+    say("")
+
+    env = record.environment(comm)
+    progress = _progress(rank0 and sys.stderr.isatty())
+    experiment = importlib.import_module(f"vpa.bench.{settings.kind}")
+    rows = list(experiment.run(settings, job, plan.source, progress))
+    progress("")
+    wrong = sum(row["wrong"] or 0 for row in rows if not row["peer"])
+    if rank0:
+        report.print_rows(rows)
+        if plan.json:
+            record.write(plan.json, settings.experiment, env, rows)
+    say(f"{wrong} wrong rows" if wrong else "all tokens right")
+    return WRONG if wrong else RIGHT
+
+
+def _all_ranks_or_none(body: Callable[[], int]) -> int:
+    """The result of ``body``. If it ends by an exception or ``sys.exit`` in a job, the whole job ends, non-zero, now.
+
+    A rank that just left would let the others wait for it for ever.
+    """
+    try:
+        return body()
+    except BaseException as error:
+        mpi = sys.modules.get("mpi4py.MPI")
+        if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
+            raise
+        sys.stdout.flush()
+        print(f"vpa.run: rank {mpi.COMM_WORLD.Get_rank()} failed, so the job ends", file=sys.stderr)
+        traceback.print_exc()
+        sys.stderr.flush()
+        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+        mpi.COMM_WORLD.Abort(code or 1)
+        raise
+
+
+def _list() -> int:
+    if _launched_rank() in (None, 0):
+        found = bench_settings.experiments()
+        width = max(map(len, found))
+        for name, contents in found.items():
+            print(f"{name:{width}}  {contents['question']}")
+    return RIGHT
+
+
+def _env() -> int:
+    if _launched_rank() in (None, 0):
+        env = record.environment()
+        git = env["git"] or {"revision": "unknown", "dirty": False}
+        print(f"vpa       {vpa.__version__}, revision {git['revision'][:12]}{' (changed)' if git['dirty'] else ''}")
+        print(f"python    {env['python']} on {env['system']}")
+        print(f"packages  {', '.join(f'{name} {version}' for name, version in env['packages'].items())}")
+        print(f"cpu       {env['ranks'][0]['cpu']}, {env['ranks'][0]['cores']} cores in use")
+        gpu = env["ranks"][0]["gpu"]
+        print(f"gpu       {gpu['name'] + ', ' + str(gpu['smi']) if gpu else _no_gpu()}")
+        print(f"nccl      {env['nccl'] or 'none'}")
+        print(f"mpi       {_mpi_version()}")
+    return RIGHT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m vpa.run",
+        description="Run an experiment in this process, or under mpirun on all ranks of a job.",
+        epilog="Exit code: 0 all tokens right, 1 any wrong, 2 bad usage. `python -m vpa.run list` lists the experiments, "
+        "`python -m vpa.run env` says what this machine has.",
+    )
+    add = parser.add_argument
+    add("experiment", nargs="?", default="headline", metavar="NAME | FILE.toml", help="what to run (default: headline)")
+    add("--rows", metavar="N,N,...", help="batch sizes")
+    add("--vocab", type=int, metavar="N", help="vocabulary size")
+    add("--dtype", metavar="NAME,...", help="bf16, fp16, fp32: dtypes to check; the first is timed")
+    add("--backend", choices=backends.BACKENDS, help="default: raw with a GPU, numpy without")
+    add("--comm", choices=("auto", "nccl", "mpi", "emulated"), help="how ranks communicate (default: auto)")
+    add("--tp", type=int, metavar="N", help="ranks that one process emulates, if it runs without mpirun")
+    add("--layout", choices=("packed", "pairs"), help="of the candidates (default: packed)")
+    add("--lm-head", metavar="FILE.safetensors[:TENSOR]", help="scan the logits of a real head [vocabulary, hidden]")
+    add("--hidden", metavar="FILE.npy", help="hidden states [rows, hidden] for the head; default: near its own rows")
+    add("--seed", type=int, metavar="N", help="of the inputs (default: 0)")
+    add("--check-only", action="store_true", help="check all tokens, time nothing")
+    add("--json", metavar="PATH", help="write a record to this new file")
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports mistakes as ``UsageError``, so that one rank speaks for all."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see --help)")
+
+    def print_help(self, file: Any = None) -> None:
+        if _launched_rank() in (None, 0):
+            super().print_help(file)
+
+
+def _usage(error: UsageError) -> int:
+    if _launched_rank() in (None, 0):
+        print(f"vpa.run: {error}", file=sys.stderr)
+    return USAGE
+
+
+def _launched_rank() -> int | None:
+    """This process's rank as its launcher tells it; None where no launcher did."""
+    for variable in _RANK_VARIABLES:
+        if os.environ.get(variable, "").isdigit():
+            return int(os.environ[variable])
+    return None
+
+
+def _gpu_is_visible() -> bool:
+    return not _no_gpu()
+
+
+def _no_gpu() -> str:
+    from vpa.comm.device import visible_gpus
+
+    return visible_gpus()[1]
+
+
+def _mpi_version() -> str:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        return f"none ({error})"
+    return " ".join(MPI.Get_library_version().splitlines()[0].split())
+
+
+def _progress(shown: bool) -> Callable[[str], None]:
+    """Writes what is being done over the last line of a terminal's stderr; nothing elsewhere."""
+
+    def progress(doing: str) -> None:
+        if shown:
+            print(f"\r\x1b[K{doing}", end="", file=sys.stderr, flush=True)
+
+    return progress
+
+
+def _integers(option: str, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} is {text!r}; integers with commas between are accepted, as 1,8,64") from None
+
+
+def _words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
