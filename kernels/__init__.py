@@ -25,7 +25,7 @@ class Source:
     digest: str
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def source(name: str, **defines: int) -> Source:
     """Splice the files of kernel ``name`` into one string, with ``#define VPA_<NAME> <value>`` for each of ``defines``.
 
@@ -39,7 +39,7 @@ def source(name: str, **defines: int) -> Source:
     return Source(name, text, hashlib.sha256(text.encode()).hexdigest())
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def read(file: str) -> str:
     """The text of one file of this folder."""
     return importlib.resources.files(__name__).joinpath(file).read_text(encoding="utf-8")

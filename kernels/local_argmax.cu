@@ -1,8 +1,8 @@
 // local_argmax.cu: the scan. Each block takes one split of one row of the rank's logits and writes the best candidate.
 //
-// A rank's columns are ranges of the vocabulary with padding between them. Valid columns are numbered through all ranges
-// 0, 1, 2, ...; split s of a row takes numbers [s * chunk, (s + 1) * chunk). Padding is never read. An empty split writes
-// "no candidate", which loses to everything real.
+// A rank's columns are ranges of the vocabulary with padding between them. Valid columns are numbered through all
+// ranges 0, 1, 2, ...; split s of a row takes numbers [s * chunk, (s + 1) * chunk). Padding is never read. An empty
+// split writes "no candidate", which loses to everything real.
 //
 // Needs VPA_DTYPE, VPA_THREADS, VPA_CONTIGUOUS, VPA_LOADS; VPA_SPLITS, blocks a row; VPA_RANGES, ranges of the shard;
 // VPA_PAIRS, 1 to write [rows, 2 * splits] fp32 (value, id) pairs, 0 for [rows, splits] packed u64.

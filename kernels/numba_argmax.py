@@ -22,7 +22,7 @@ _WORDS = {
 }
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def local_argmax_candidates(dtype: str, pairs: bool, splits: int, ranges: int, threads: int):
     """The scan for logits of ``dtype``: a kernel for ``rows * splits`` blocks of ``threads`` (a multiple of 32).
 
@@ -79,17 +79,17 @@ def local_argmax_candidates(dtype: str, pairs: bool, splits: int, ranges: int, t
     return local_argmax_candidates
 
 
-@functools.lru_cache(maxsize=None)
-def pick_from_candidates(pairs: bool):
-    """The pick: a kernel for one block of 32 threads a row.
+@functools.cache
+def pick_from_candidates(pairs: bool, width: int):
+    """The pick: a kernel for one block of 32 threads a row, ``width`` candidates from each rank.
 
     Its arguments: the gathered candidates as [ranks * num_rows * width, 2] uint32 and as the same memory in fp32, the
-    number of rows, ranks and candidates of one rank's row, and the ids, int64 [num_rows].
+    number of rows and of ranks, and the ids, int64 [num_rows].
     """
     block_max = _block_max(32)
 
     @cuda.jit
-    def pick_from_candidates(gathered, gathered_float, num_rows, ranks, width, ids):
+    def pick_from_candidates(gathered, gathered_float, num_rows, ranks, ids):
         row = i64(cuda.blockIdx.x)
         best_key, best_id = u32(0), u32(0)
         for i in range(i64(cuda.threadIdx.x), ranks * width, 32):
@@ -110,7 +110,7 @@ def pick_from_candidates(pairs: bool):
     return pick_from_candidates
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _block_max(threads: int):
     """A device function: the largest uint32 over a block, in every thread."""
     lanes = min(threads, 32)

@@ -1,7 +1,7 @@
 """The order of comparison as Numba CUDA device functions: ``order.cuh`` in Python, same names, same results.
 
-Numba computes on 64-bit integers and turns a mixture of int64 and uint64 into a float, so every step here is cut back to
-``uint32`` or ``int64``; the compiler then drops the widening again.
+Numba computes on 64-bit integers and turns a mixture of int64 and uint64 into a float, so every step here is cut back
+to ``uint32`` or ``int64``; the compiler then drops the widening again.
 """
 
 from __future__ import annotations

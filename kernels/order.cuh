@@ -103,7 +103,7 @@ VPA_DEVICE u32 widen(u32 word) {
         exponent = 1;
         while (!(fraction & 0x400u)) {  // at most ten steps, in one thread of a block
             fraction <<= 1;
-            exponent -= 1;              // wraps below 0 and comes back with the bias
+            exponent -= 1;  // wraps below 0 and comes back with the bias
         }
         fraction &= 0x3FFu;
     }

@@ -4,8 +4,8 @@
 // by the few lanes that hold the block's largest key: searching inside the loop costs 20 to 45 % more on an H200, since
 // some lane of a warp rises in nearly every step.
 //
-// Needs VPA_DTYPE; VPA_THREADS, threads of a block, a multiple of 32; VPA_CONTIGUOUS, 1 if columns lie side by side, and
-// then VPA_LOADS, how many 16-byte loads a lane has in flight.
+// Needs VPA_DTYPE; VPA_THREADS, threads of a block, a multiple of 32; VPA_CONTIGUOUS, 1 if columns lie side by side,
+// and then VPA_LOADS, how many 16-byte loads a lane has in flight.
 
 #define WARPS (VPA_THREADS / VPA_WARP)
 

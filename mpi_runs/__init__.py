@@ -1,1 +1,1 @@
-"""Experiments, one question a file, that ``python -m vpa.run NAME`` runs; ``results/`` holds the records that are kept."""
+"""Experiments, one question a file, for ``python -m vpa.run NAME``; ``results/`` holds the records that are kept."""

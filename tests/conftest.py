@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def no_gpu() -> str:
     """Why there is no GPU to test on; empty if there is one."""
     try:
@@ -63,7 +63,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return Backend(request.param)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def mpirun() -> str:
     """The launcher: the one beside this Python if MPI came from PyPI, else the site's."""
     beside = Path(sysconfig.get_path("scripts")) / "mpirun"

@@ -38,7 +38,7 @@ def float_of_bits(bits: int) -> float:
     return struct.unpack("<f", struct.pack("<I", bits))[0]
 
 
-#: name -> (elements before the data, row stride, column stride) in elements, from rows and columns; None for "reversed".
+#: name -> (row stride, column stride) in elements, from the numbers of rows and columns.
 LAYOUTS: dict[str, Callable[[int, int], tuple[int, int]]] = {
     "contiguous": lambda rows, columns: (columns, 1),
     "padded_rows": lambda rows, columns: (columns + 24, 1),
@@ -55,7 +55,7 @@ _GAP = {2: 0x7F7F, 4: 0x7F7FFFFF}
 
 
 def laid_out(host: np.ndarray, layout: str, xp: ModuleType = np, shift: int = 0) -> Any:
-    """A copy of ``host`` [rows, columns] in ``xp`` with the strides of ``layout``, ``shift`` elements into its buffer."""
+    """A copy of ``host`` [rows, columns] in ``xp``: strides of ``layout``, ``shift`` elements into its buffer."""
     rows, columns = host.shape
     itemsize = host.dtype.itemsize
     steps = LAYOUTS[layout](rows, columns)

@@ -36,7 +36,13 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 LAZY = {"cupy", "cupyx", "cupy_backends", "numba", "mpi4py", "matplotlib", "torch", "triton", "safetensors", "cuda"}
 
 #: Modules that exist for one of those, and are themselves imported only when it is used.
-OF_ONE_LIBRARY = {"vpa.backends.raw", "vpa.backends.numba_", "vpa.comm.nccl", "vpa.kernels.numba_argmax", "vpa.kernels.numba_order"}
+OF_ONE_LIBRARY = {
+    "vpa.backends.raw",
+    "vpa.backends.numba_",
+    "vpa.comm.nccl",
+    "vpa.kernels.numba_argmax",
+    "vpa.kernels.numba_order",
+}
 
 
 def modules() -> dict[str, Path]:
@@ -98,5 +104,9 @@ def test_import_vpa_loads_none_of_them():
 
 
 def test_torch_is_imported_only_to_be_measured_against():
-    users = {name for name, path in modules().items() if {"torch", "triton"} & {i.partition(".")[0] for i in imports(path, False)}}
+    users = {
+        name
+        for name, path in modules().items()
+        if {"torch", "triton"} & {i.partition(".")[0] for i in imports(path, False)}
+    }
     assert users <= {"vpa.bench.arms", "vpa.bench.timing"}

@@ -138,5 +138,5 @@ def test_pairs_hold_the_same_candidates():
 
 
 def test_other_dtypes_are_refused():
-    with pytest.raises(TypeError, match="float64.*bfloat16, float16, float32"):
+    with pytest.raises(TypeError, match=r"float64.*bfloat16, float16, float32"):
         order.keys(np.zeros(3))

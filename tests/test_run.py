@@ -87,7 +87,7 @@ def test_a_record_is_never_written_over(tmp_path, capsys):
     assert path.read_text() == "mine"
     assert "never written over" in capsys.readouterr().err
     with pytest.raises(FileExistsError):
-        record.write(str(path), "x", {}, [])
+        record.write(str(path), "x", record.environment(), [])
 
 
 def test_a_wrong_token_is_exit_code_1(monkeypatch, capsys):
@@ -166,7 +166,15 @@ def test_list_and_env(capsys):
     assert [line.split()[0] for line in listed.splitlines()] == list(bench_settings.experiments())
     assert run.main(["env"]) == 0
     shown = capsys.readouterr().out
-    assert [line.split()[0] for line in shown.splitlines()] == ["vpa", "python", "packages", "cpu", "gpu", "nccl", "mpi"]
+    assert [line.split()[0] for line in shown.splitlines()] == [
+        "vpa",
+        "python",
+        "packages",
+        "cpu",
+        "gpu",
+        "nccl",
+        "mpi",
+    ]
 
 
 def test_only_rank_0_speaks_of_bad_usage(monkeypatch, capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from oracle import DTYPES, LAYOUTS, full_argmax, laid_out, to_host
@@ -27,7 +29,7 @@ def numpy_candidates(logits: np.ndarray, shard: VocabShard, layout: str, splits:
     ids = shard.ids()
     valid = np.flatnonzero(ids >= 0)
     columns = np.concatenate([np.arange(start, start + count) for start, count, _ in shard.ranges] or [valid])
-    chunk = -(-(-(-len(columns) // splits)) // 64) * 64
+    chunk = math.ceil(math.ceil(len(columns) / splits) / 64) * 64
     packed = np.zeros((len(logits), splits), np.uint64)
     for split in range(splits):
         part = columns[split * chunk : (split + 1) * chunk]
@@ -203,7 +205,9 @@ def test_offsets_beyond_32_bits(name):
     logits[0, 3] = logits[1, 30] = 0x4000
     shard, view = VocabShard.even(40, 1)[0], logits.view(DTYPES["bfloat16"])
     for array, expected in ((view, [3, 30]), (view[::-1], [30, 3]), (view[:, ::-1], [36, 9])):
-        assert to_host(pick_from_candidates(local_argmax_candidates(array, shard, backend=name), 2)).tolist() == expected
+        assert (
+            to_host(pick_from_candidates(local_argmax_candidates(array, shard, backend=name), 2)).tolist() == expected
+        )
     two, expected = VocabShard.even(2, 1)[0], [1 if c == 30 else 0 for c in range(40)]
     candidates = local_argmax_candidates(view.T, two, backend=name)
     assert to_host(pick_from_candidates(candidates, 40)).tolist() == expected
@@ -260,7 +264,12 @@ class TestRefusals:
         ("gathered", "rows", "error", "message"),
         [
             (np.zeros((6, 8), np.int64), 3, TypeError, r"int64; uint64 \(packed\), float32 \(pairs\) are accepted"),
-            (np.zeros((7, 8), np.uint64), 3, ValueError, r"shape \(7, 8\); with num_rows 3 it is \[ranks \* 3, candidates\]"),
+            (
+                np.zeros((7, 8), np.uint64),
+                3,
+                ValueError,
+                r"shape \(7, 8\); with num_rows 3 it is \[ranks \* 3, candidates\]",
+            ),
             (np.zeros((6, 7), np.float32), 3, ValueError, r"\[ranks \* 3, 2 \* candidates\]"),
             (np.zeros(48, np.uint64), 3, ValueError, r"shape \(48,\)"),
             (np.zeros((0, 8), np.uint64), 3, ValueError, r"shape \(0, 8\)"),

@@ -57,9 +57,7 @@ def test_even_is_a_ceiling_split():
     assert [shard.width for shard in VocabShard.even(5, 8)] == [1, 1, 1, 1, 1, 0, 0, 0]
 
 
-@given(
-    st.integers(1, 5000), st.integers(0, 300), st.integers(1, 9), st.sampled_from([1, 8, 64])
-)
+@given(st.integers(1, 5000), st.integers(0, 300), st.integers(1, 9), st.sampled_from([1, 8, 64]))
 @settings(max_examples=200, deadline=None)
 def test_padded_shards_cover_every_id_once(org, added, tp, pad):
     shards = shard_vocab(org, tp, added_vocab_size=added, pad_to=pad * tp)
@@ -95,14 +93,17 @@ def test_numpy_integers_are_taken_and_empty_ranges_dropped():
     assert shard == VocabShard(0, 1, 10, 5, ((0, 5, 2),)) and hash(shard) == hash(VocabShard(0, 1, 10, 5, ((0, 5, 2),)))
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: shard_vocab(0, 2), "org_vocab_size is 0"),
-    (lambda: shard_vocab(10, 0), "tp_size is 0"),
-    (lambda: shard_vocab(10, 2, added_vocab_size=-1), "added_vocab_size -1"),
-    (lambda: shard_vocab(10, 2, pad_to=0), "pad_to is 0"),
-    (lambda: VocabShard.even(0, 4), "vocab_size is 0"),
-    (lambda: VocabShard.even(4, 0), "tp_size is 0"),
-])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: shard_vocab(0, 2), "org_vocab_size is 0"),
+        (lambda: shard_vocab(10, 0), "tp_size is 0"),
+        (lambda: shard_vocab(10, 2, added_vocab_size=-1), "added_vocab_size -1"),
+        (lambda: shard_vocab(10, 2, pad_to=0), "pad_to is 0"),
+        (lambda: VocabShard.even(0, 4), "vocab_size is 0"),
+        (lambda: VocabShard.even(4, 0), "tp_size is 0"),
+    ],
+)
 def test_bad_vocabularies_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

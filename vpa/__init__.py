@@ -1,4 +1,4 @@
-"""Vocabulary-parallel argmax: the greedy token of logits whose vocabulary is split over ranks, without gathering them."""
+"""Vocabulary-parallel argmax: the greedy token of logits split over ranks by vocabulary, without gathering them."""
 
 from vpa import comm
 from vpa.emulate import emulate_top_tokens

@@ -25,7 +25,7 @@ LAYOUTS: dict[str, tuple[int, np.dtype]] = {
 }
 
 _DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost
-_DLPACK_BFLOAT = 4     # kDLBfloat
+_DLPACK_BFLOAT = 4  # kDLBfloat
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def given(argument: Any, name: str) -> Given:
         return Given(argument, lambda result: result)
     if not hasattr(argument, "__dlpack__") or not hasattr(argument, "__dlpack_device__"):
         raise TypeError(
-            f"{name} is a {type(argument).__module__}.{type(argument).__qualname__}; a NumPy or CuPy array, or an array "
-            f"with __dlpack__ (torch, jax, ...) is accepted"
+            f"{name} is a {type(argument).__module__}.{type(argument).__qualname__}; a NumPy or CuPy array, or an "
+            f"array with __dlpack__ (torch, jax, ...) is accepted"
         )
     try:
         array = _from_dlpack(argument)
@@ -66,7 +66,9 @@ def check_logits(array: Any, width: int) -> None:
     """Raise unless ``array`` is [rows, width] of a logits dtype, aligned to it, with strides of whole elements."""
     check_logits_dtype(array.dtype)
     if array.ndim != 2 or array.shape[1] != width:
-        raise ValueError(f"logits have shape {array.shape}; this shard takes [rows, {width}]: all local columns, padding too")
+        raise ValueError(
+            f"logits have shape {array.shape}; this shard takes [rows, {width}]: all local columns, padding too"
+        )
     itemsize = array.dtype.itemsize
     if any(stride % itemsize for stride in array.strides) or address(array) % itemsize:
         raise ValueError(
@@ -100,12 +102,14 @@ def check_layout(layout: str, vocab_size: int | None = None) -> None:
 
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, like: Any, name: str = "out") -> None:
-    """Raise unless ``out`` can take a result: this shape and dtype, C-contiguous, writeable, of the library of ``like``."""
+    """Raise unless ``out`` can take a result: shape, dtype, C-contiguous, writeable, of the library of ``like``."""
     if type(out) is not type(like):
         raise TypeError(f"{name} is a {type(out).__name__}; the result is a {type(like).__module__} array")
     if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
         kind = "" if out.flags.c_contiguous else "non-contiguous "
-        raise ValueError(f"{name} is {kind}{out.dtype}{list(out.shape)}; a C-contiguous {dtype}{list(shape)} is accepted")
+        raise ValueError(
+            f"{name} is {kind}{out.dtype}{list(out.shape)}; a C-contiguous {dtype}{list(shape)} is accepted"
+        )
     if is_host(out) and not out.flags.writeable:
         raise ValueError(f"{name} is read-only")
 
@@ -163,7 +167,9 @@ def _bfloat16_from_dlpack(argument: Any) -> np.ndarray:
     pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     tensor = _DLTensor.from_address(pointer_of(capsule, b"dltensor"))
     if (tensor.code, tensor.bits, tensor.lanes) != (_DLPACK_BFLOAT, 16, 1):
-        raise BufferError(f"its DLPack type (code {tensor.code}, {tensor.bits} bits) is none of {', '.join(LOGITS_DTYPES)}")
+        raise BufferError(
+            f"its DLPack type (code {tensor.code}, {tensor.bits} bits) is none of {', '.join(LOGITS_DTYPES)}"
+        )
     shape = tuple(tensor.shape[: tensor.ndim])
     if tensor.strides:
         strides = tuple(2 * step for step in tensor.strides[: tensor.ndim])

@@ -16,8 +16,8 @@ def emulate_top_tokens(
 ) -> Any:
     """What ``get_top_tokens`` gives on every rank, computed by one process that has all ranks' logits.
 
-    shards_of_logits: one [B, width] array per shard, all of one library, dtype and B. Other arguments, the result and the
-    errors are those of ``get_top_tokens``.
+    shards_of_logits: one [B, width] array per shard, all of one library, dtype and B. Other arguments, the result and
+    the errors are those of ``get_top_tokens``.
     """
     if len(shards_of_logits) != len(shards) or not shards:
         raise ValueError(f"{len(shards_of_logits)} arrays of logits for {len(shards)} shards; one for each is accepted")
@@ -26,7 +26,8 @@ def emulate_top_tokens(
     for rank, one in enumerate(taken):
         if _kind(one.array) != _kind(first):
             raise ValueError(
-                f"shards_of_logits[0] is {_kind(first)}, [{rank}] is {_kind(one.array)}; all have one library, dtype and B"
+                f"shards_of_logits[0] is {_kind(first)}, [{rank}] is {_kind(one.array)}; "
+                f"all have one library, dtype and B"
             )
         if (shards[rank].tp_size, shards[rank].vocab_size) != (len(shards), shards[0].vocab_size):
             raise ValueError(f"shards[{rank}] is of another vocabulary or number of ranks: {shards[rank]}")

@@ -48,5 +48,6 @@ def _check(candidates: Any, num_rows: int) -> None:
     if not lines_fit or candidates.shape[1] % numbers or (num_rows and candidates.size == 0):
         per_candidate = f"{numbers} * candidates" if numbers > 1 else "candidates"
         raise ValueError(
-            f"gathered has shape {candidates.shape}; with num_rows {num_rows} it is [ranks * {num_rows}, {per_candidate}]"
+            f"gathered has shape {candidates.shape}; "
+            f"with num_rows {num_rows} it is [ranks * {num_rows}, {per_candidate}]"
         )

@@ -14,7 +14,6 @@ from typing import Any
 
 from vpa.comm.device import nccl_version
 
-
 SCHEMA = 1
 
 _PACKAGES = ("vpa", "numpy", "ml_dtypes", "mpi4py", "mpich", "cupy-cuda12x", "cupy-cuda13x", "numba", "numba-cuda",
@@ -49,7 +48,7 @@ def write(path: str, experiment: str, env: dict[str, Any], rows: Sequence[dict[s
     record = {
         "schema": SCHEMA,
         "experiment": experiment,
-        "command": command(),
+        "command": command(len(env["ranks"])),
         "environment": env,
         "rows": list(rows),
     }
@@ -69,12 +68,12 @@ def read(path: str | Path) -> dict[str, Any]:
     return record
 
 
-def command() -> str:
-    """The command line of this process, as a user would type it on one rank."""
-    words = sys.argv[1:]
+def command(ranks: int = 1) -> str:
+    """The command line of this run, as a user would type it."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     start = f"python -m {module.name}" if module is not None else f"python {sys.argv[0]}"
-    return " ".join([start, *words])
+    launcher = [f"mpirun -n {ranks}"] if ranks > 1 else []
+    return " ".join([*launcher, start, *sys.argv[1:]])
 
 
 def _compact(text: str) -> str:
@@ -150,6 +149,8 @@ def _smi() -> str | None:
     """What nvidia-smi says of driver and clocks, now."""
     query = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit"
     try:
-        return f"{query}: " + _output(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]).replace("\n", "; ")
+        return f"{query}: " + _output(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]).replace(
+            "\n", "; "
+        )
     except (OSError, subprocess.SubprocessError):
         return None

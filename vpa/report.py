@@ -53,8 +53,8 @@ def pivot_tables(rows: Sequence[Row]) -> dict[str, Table]:
             ratios = [f"{medians['fused'] / medians[arm]:.2f}" if arm in medians else "" for arm in references]
             wrong = sum(row["wrong"] or 0 for row in line)
             table.append([str(line[0]["rows"]), *times, *ratios, str(wrong)])
-        title = f"{first['dtype']} [rows, {first['columns']}], tp {first['tp']}, gather {first['communication']}, {first['mode']}"
-        tables[title] = table
+        title = f"{first['dtype']} [rows, {first['columns']}], tp {first['tp']}, {first['mode']}"
+        tables[title + (f", gather {first['communication']}" if first["communication"] else "")] = table
     return tables
 
 

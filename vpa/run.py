@@ -76,7 +76,9 @@ class _Plan:
         source = open_head(options.lm_head, options.hidden)
         if source is not None:
             if options.vocab not in (None, source.head.vocab_size):
-                raise UsageError(f"--vocab is {options.vocab}; the head has {source.head.vocab_size} rows: leave it out")
+                raise UsageError(
+                    f"--vocab is {options.vocab}; the head has {source.head.vocab_size} rows: leave it out"
+                )
             given["vocab"] = source.head.vocab_size
             if source.rows is not None:
                 given["rows"] = given["rows"] or [source.rows]
@@ -91,8 +93,9 @@ class _Plan:
 
 
 def _run(plan: _Plan) -> int:
+    host_only = plan.settle(gpu=False).backend == "numpy"
     try:
-        with _communicator(plan.given["comm"] or "auto", host_only=plan.given["backend"] == "numpy") as comm:
+        with _communicator(plan.given["comm"] or "auto", host_only) as comm:
             return _experiment(plan, comm)
     except UsageError as error:  # the same on every rank: it comes of what all ranks have alike
         return _usage(error)
@@ -121,8 +124,8 @@ def _emulated_ranks(plan: _Plan, settings: Settings) -> int:
 
 def _experiment(plan: _Plan, comm: Any) -> int:
     emulates = comm.transport == "solo"
-    on_gpu = plan.given["backend"] != "numpy" and (_gpu_is_visible() if emulates else comm.device is not None)
-    gpu = all(comm.exchange(on_gpu))
+    on_gpu = _gpu_is_visible() if emulates else comm.device is not None
+    gpu = all(comm.exchange(on_gpu and plan.settle(gpu=False).backend != "numpy"))
     settings = plan.settle(gpu)
     if not emulates and plan.given["tp"] not in (None, comm.size):
         raise UsageError(f"--tp is {settings.tp}, the job has {comm.size} ranks; --tp is for one process that emulates")
@@ -144,11 +147,11 @@ def _experiment(plan: _Plan, comm: Any) -> int:
         say(f"no GPU in use, so the defaults are smaller: {smaller}")
     say("")
 
-    env = record.environment(comm)
     progress = _progress(rank0 and sys.stderr.isatty())
     experiment = importlib.import_module(f"vpa.bench.{settings.kind}")
     rows = list(experiment.run(settings, job, plan.source, progress))
     progress("")
+    env = record.environment(comm)  # after the work: clocks as they were for it
     wrong = sum(row["wrong"] or 0 for row in rows if not row["peer"])
     if rank0:
         report.print_rows(rows)
@@ -206,8 +209,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m vpa.run",
         description="Run an experiment in this process, or under mpirun on all ranks of a job.",
-        epilog="Exit code: 0 all tokens right, 1 any wrong, 2 bad usage. `python -m vpa.run list` lists the experiments, "
-        "`python -m vpa.run env` says what this machine has.",
+        epilog="Exit code: 0 all tokens right, 1 any wrong, 2 bad usage. `python -m vpa.run list` lists the "
+        "experiments, `python -m vpa.run env` says what this machine has.",
     )
     add = parser.add_argument
     add("experiment", nargs="?", default="headline", metavar="NAME | FILE.toml", help="what to run (default: headline)")

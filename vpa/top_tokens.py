@@ -25,8 +25,8 @@ def get_top_tokens(
     layout, backend: as for ``local_argmax_candidates``.
 
     Returns int64 [B] of the caller's library: per row the id that ``argmax`` over the whole vocabulary gives, by the
-    order of ``vpa.order``. Raises ``TypeError`` or ``ValueError`` on every rank where one rank's arguments do not fit, or
-    the ranks' rows, dtypes or layouts differ; that takes one small exchange over the host, which ``TopTokens`` saves.
+    order of ``vpa.order``. Raises ``TypeError`` or ``ValueError`` on every rank where one rank's arguments do not fit,
+    or the ranks' rows, dtypes or layouts differ; that takes an exchange over the host, which ``TopTokens`` saves.
     """
     taken, module, error = None, None, None
     try:
@@ -48,9 +48,9 @@ class TopTokens:
 
     max_rows: the most rows of a call. dtype: the logits', or its name. Other arguments as for ``get_top_tokens``.
 
-    A call takes logits [B <= max_rows, shard.width] and returns int64 [B] in fresh memory, or in ``out``. Ranks that call
-    with different B get a ``ValueError`` over host memory; over NCCL, where nothing is exchanged over the host, they are
-    ended by the communicator's time limit.
+    A call takes logits [B <= max_rows, shard.width] and returns int64 [B] in fresh memory, or in ``out``. Ranks that
+    call with different B get a ``ValueError`` over host memory; over NCCL, where nothing is exchanged over the host,
+    they are ended by the communicator's time limit.
 
     Raises on every rank if one rank's arguments do not fit or the ranks' differ.
     """
@@ -107,7 +107,7 @@ class TopTokens:
         return taken.give_back(target) if out is None else out
 
     def capture(self, logits: Any) -> CapturedTopTokens:
-        """Capture the call on ``logits`` [B, width], a GPU array, into one CUDA graph. Every rank calls it with the same B.
+        """Capture the call on ``logits`` [B, width], a GPU array, into one CUDA graph. Every rank calls it, B alike.
 
         Warms up first: kernels are compiled and the communicator has carried one gather before the capture begins.
         ``ValueError`` for host arrays, and for a communicator whose collectives pass through the host.
@@ -140,7 +140,8 @@ class TopTokens:
         module = check(logits, self.shard, self.layout, SPLITS, self.backend)
         if logits.dtype != self.dtype or len(logits) > self.max_rows:
             raise ValueError(
-                f"got {len(logits)} rows of {logits.dtype}; this object was built for at most {self.max_rows} of {self.dtype}"
+                f"got {len(logits)} rows of {logits.dtype}; "
+                f"this object was built for at most {self.max_rows} of {self.dtype}"
             )
         _check_comm(self.shard, self.comm, logits)
         return module
@@ -262,7 +263,8 @@ def _facts(shard: VocabShard, layout: str, dtype: Any, **more: int) -> dict[str,
 def _check_comm(shard: VocabShard, comm: Any, logits: Any = None) -> None:
     if (shard.rank, shard.tp_size) != (comm.rank, comm.size):
         raise ValueError(
-            f"the shard is rank {shard.rank} of {shard.tp_size}, the communicator rank {comm.rank} of {comm.size}; they match"
+            f"the shard is rank {shard.rank} of {shard.tp_size}, the communicator rank {comm.rank} of {comm.size}; "
+            f"they have to match"
         )
     if logits is None:
         return

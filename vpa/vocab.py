@@ -1,7 +1,8 @@
-"""How a vocabulary is cut over ranks: which global id every local column of a rank's logits has, and which have none."""
+"""How a vocabulary is cut over ranks: which global id each local column of a rank's logits has, if it has one."""
 
 from __future__ import annotations
 
+import itertools
 import operator
 from dataclasses import dataclass
 
@@ -79,7 +80,7 @@ class VocabShard:
         bounds = [min(rank * share, vocab_size) for rank in range(tp_size + 1)]
         return tuple(
             cls(rank, tp_size, vocab_size, end - start, ((0, end - start, start),))
-            for rank, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False))
+            for rank, (start, end) in enumerate(itertools.pairwise(bounds))
         )
 
 

@@ -1,4 +1,4 @@
-"""A rank's rows of a tensor in a safetensors file: of a language model's head, it reads its part of the vocabulary only."""
+"""A rank's rows of a language model's head in a safetensors file: it reads its part of the vocabulary only."""
 
 from __future__ import annotations
 

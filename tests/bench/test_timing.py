@@ -1,4 +1,4 @@
-"""The protocol of timing, with a clock of its own: order alternates, warm-ups are dropped, every round waits for all."""
+"""The protocol of timing, with a clock of its own: order alternates, warm-ups are dropped, rounds wait for all."""
 
 from __future__ import annotations
 

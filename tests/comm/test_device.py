@@ -8,7 +8,9 @@ from vpa.comm.device import RankFacts, choose_transport, pick_device
 
 
 def gpu(number: int, host: str = "a", device: int | None = None, **more) -> RankFacts:
-    return RankFacts(host, number if device is None else device, f"{host}-{number}", nccl=more.pop("nccl", 22809), **more)
+    return RankFacts(
+        host, number if device is None else device, f"{host}-{number}", nccl=more.pop("nccl", 22809), **more
+    )
 
 
 def test_a_rank_takes_the_gpu_of_its_place_on_the_host():
@@ -34,16 +36,21 @@ def test_two_hosts_may_have_equal_ordinals():
 def test_a_shared_gpu_takes_host_memory_and_says_why():
     chosen, why = choose_transport("auto", [gpu(0), gpu(0), gpu(1), gpu(1)])
     assert chosen == "mpi"
-    assert why == "ranks 0 and 1 share GPU 0 of a, which needs NCCL 2.30.3 (here 2.28.9) and NCCL_MULTI_RANK_GPU_ENABLE=1"
+    assert (
+        why == "ranks 0 and 1 share GPU 0 of a, which needs NCCL 2.30.3 (here 2.28.9) and NCCL_MULTI_RANK_GPU_ENABLE=1"
+    )
 
 
 def test_a_shared_gpu_that_nccl_was_asked_for_is_refused_before_nccl_starts():
-    with pytest.raises(ValueError, match="'nccl' cannot be used: ranks 0 and 1 share GPU 0 of a.*use transport 'mpi' or"):
+    with pytest.raises(
+        ValueError, match=r"'nccl' cannot be used: ranks 0 and 1 share GPU 0 of a.*use transport 'mpi' or"
+    ):
         choose_transport("nccl", [gpu(0)] * 4)
 
 
 @pytest.mark.parametrize(
-    ("version", "enabled", "chosen"), [(23003, True, "nccl"), (23007, True, "nccl"), (23007, False, "mpi"), (23002, True, "mpi")]
+    ("version", "enabled", "chosen"),
+    [(23003, True, "nccl"), (23007, True, "nccl"), (23007, False, "mpi"), (23002, True, "mpi")],
 )
 def test_a_shared_gpu_where_nccl_allows_it(version, enabled, chosen):
     facts = [gpu(0, nccl=version, shared_gpu=enabled)] * 4

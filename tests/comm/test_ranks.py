@@ -45,7 +45,11 @@ def test_real_ranks_agree_with_the_whole_product(ranks, count):
 @pytest.mark.parametrize(
     ("call", "wrong", "others"),
     [
-        ("vpa.get_top_tokens(logits(5 if rank else 4), shard, comm)", "different rows: rank 0 has 4, rank 1 has 5", None),
+        (
+            "vpa.get_top_tokens(logits(5 if rank else 4), shard, comm)",
+            "different rows: rank 0 has 4, rank 1 has 5",
+            None,
+        ),
         (
             "vpa.get_top_tokens(logits(4, np.float16 if rank else np.float32), shard, comm)",
             "different dtype: rank 0 has float32, rank 1 has float16",
@@ -151,7 +155,8 @@ def without_gpus() -> dict[str, str]:
     "body",
     [
         "if comm.rank == 2: time.sleep(60)\nvpa.get_top_tokens(logits(3), shard, comm)",
-        "top = vpa.TopTokens(shard, comm, max_rows=3, dtype='float32')\nif comm.rank != 2: top(logits(3))\ntime.sleep(60)",
+        "top = vpa.TopTokens(shard, comm, max_rows=3, dtype='float32')\n"
+        "if comm.rank != 2: top(logits(3))\ntime.sleep(60)",
         "if comm.rank == 2: raise KeyError('lost')\nvpa.get_top_tokens(logits(3), shard, comm)",
         "if comm.rank == 2: sys.exit(3)\ncomm.barrier()",
         "if comm.rank == 2: import os, signal; os.kill(os.getpid(), signal.SIGKILL)\ncomm.barrier()",

@@ -12,10 +12,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from oracle import DTYPES, full_argmax, laid_out, to_host  # noqa: E402
+from oracle import DTYPES, full_argmax, laid_out, to_host
 
-import vpa  # noqa: E402
-from vpa.bench.families import FAMILIES, make_shard  # noqa: E402
+import vpa
+from vpa.bench.families import FAMILIES, make_shard
 
 HIDDEN = 48
 
@@ -25,7 +25,7 @@ def sharding(vocab: int, tp: int) -> tuple[vpa.VocabShard, ...]:
 
 
 def head_logits(ids: np.ndarray, rows: int) -> np.ndarray:
-    """Integer hidden states times integer weights, exact in fp32: few values, so ties abound within and across ranks."""
+    """Integer hidden states times integer weights, exact in fp32: few values, so ties abound in and across ranks."""
     hidden = np.random.default_rng(7).integers(-1, 2, (rows, HIDDEN)).astype(np.float32)
     weight = ((ids[:, None] * 31 + np.arange(HIDDEN) * 17) // 13 % 3 - 1).astype(np.float32)
     return np.maximum(hidden @ weight.T, -5)

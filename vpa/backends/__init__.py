@@ -40,5 +40,7 @@ def select(backend: str | None, array: Any) -> ModuleType:
         backend = "numpy" if host else "raw"
     elif (backend in _HOST) != host:
         accepted, got = ("NumPy", "CuPy") if backend in _HOST else ("CuPy", "NumPy")
-        raise TypeError(f"backend {backend!r} works on {accepted} arrays, got {got}; copy the array, or pass backend=None")
+        raise TypeError(
+            f"backend {backend!r} works on {accepted} arrays, got {got}; copy the array, or pass backend=None"
+        )
     return importlib.import_module(_MODULES[backend])

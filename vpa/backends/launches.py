@@ -76,8 +76,9 @@ def pick(gathered: Any, num_rows: int, out: Any) -> Launch:
     blocks = -(-num_rows // (threads // 32))
     _check_grid(blocks, f"{num_rows} rows")
     width = gathered.shape[1] // 2 if pairs else gathered.shape[1]
-    args = (gathered, np.int64(num_rows), np.int64(gathered.shape[0] // num_rows), np.int64(width), out)
-    return Launch("pick_from_candidates", {"pairs": int(pairs), "threads": threads}, blocks, threads, args)
+    defines = {"pairs": int(pairs), "width": width, "threads": threads}
+    args = (gathered, np.int64(num_rows), np.int64(gathered.shape[0] // num_rows), out)
+    return Launch("pick_from_candidates", defines, blocks, threads, args)
 
 
 def _ranges(shard: VocabShard) -> np.ndarray:
@@ -89,4 +90,6 @@ def _ranges(shard: VocabShard) -> np.ndarray:
 
 def _check_grid(blocks: int, what: str) -> None:
     if blocks > MAX_BLOCKS:
-        raise ValueError(f"{what} take {blocks} thread blocks; a launch has at most {MAX_BLOCKS}: pass fewer rows at once")
+        raise ValueError(
+            f"{what} take {blocks} thread blocks; a launch has at most {MAX_BLOCKS}: pass fewer rows at once"
+        )

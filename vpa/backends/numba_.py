@@ -36,11 +36,11 @@ def pick_from_candidates(gathered: Any, num_rows: int, out: Any) -> None:
     """Write the id of the best of each row's candidates to ``out`` int64 [num_rows]; -1 where there is none."""
     if not num_rows:
         return
-    _, _, ranks, width, _ = launches.pick(gathered, num_rows, out).args
+    launch = launches.pick(gathered, num_rows, out)
     pairs = gathered.view(np.uint32).reshape(-1, 2)
-    kernel = numba_argmax.pick_from_candidates(gathered.dtype != np.uint64)
-    launch = _configured(kernel, num_rows, 32, cupy.cuda.get_current_stream().ptr)
-    launch(pairs, pairs.view(np.float32), np.int64(num_rows), ranks, width, out)
+    kernel = numba_argmax.pick_from_candidates(bool(launch.defines["pairs"]), launch.defines["width"])
+    ready = _configured(kernel, num_rows, 32, cupy.cuda.get_current_stream().ptr)
+    ready(pairs, pairs.view(np.float32), *launch.args[1:])
 
 
 @functools.lru_cache(maxsize=1024)

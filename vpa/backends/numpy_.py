@@ -1,9 +1,9 @@
 """Backend ``numpy``: the specification, and the default on a machine without a GPU.
 
-Host rows are scanned as integers, straight from the logits' own memory: as signed words positive numbers are in order, as
-unsigned words negative ones are in reverse order, so one ``argmax`` and one ``max`` settle all but rare rows (those with
-a NaN, or whose maximum is a zero), which are ranked by ``vpa.order.keys``. No row is widened to fp32. ``python -m
-vpa.bench.numpy_backend`` measures what that gains.
+Rows are scanned as integers, straight from the logits' own memory: as signed words positive numbers are in order, as
+unsigned words negative ones are in reverse order, so one ``argmax`` and one ``max`` settle all but rare rows (those
+with a NaN, or whose maximum is a zero), which are ranked by ``vpa.order.keys``. No row is widened to fp32.
+``python -m vpa.run numpy-backend`` measures what that gains.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ def pick_from_candidates(gathered: Any, num_rows: int, out: Any) -> None:
 
 
 def run(launch: launches.Launch) -> None:
-    """Launch on the current device and stream; a kernel's first launch on a device compiles it or loads CuPy's cache."""
+    """Launch on the current device and stream; a kernel's first launch on a device compiles or loads it."""
     function = _function(cupy.cuda.runtime.getDevice(), launch.kernel, tuple(launch.defines.items()))
     function((launch.grid,), (launch.block,), launch.args)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _function(device: int, kernel: str, defines: tuple[tuple[str, int], ...]) -> Any:
     text = kernels.source(kernel, **dict(defines)).text
     module = cupy.RawModule(code=text, options=("-std=c++17",), backend="nvrtc")

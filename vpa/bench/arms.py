@@ -24,8 +24,8 @@ class Arm:
     """One way. All arrays are of one library; a contribution is what one rank gives to the gather, [B, ...].
 
     contribution: rows -> (shape, dtype). local: (logits, shard, out) writes the rank's contribution to ``out``.
-    finish: (gathered [tp * B, ...], rows) -> tokens int64 [B]. library: whose CUDA graph captures it. peer: others' code,
-    compared with and shown, but not ours to be right.
+    finish: (gathered [tp * B, ...], rows) -> tokens int64 [B]. library: whose CUDA graph captures it. peer: others'
+    code, compared with and shown, but not ours to be right.
     """
 
     name: str
@@ -47,7 +47,9 @@ def fused(module: ModuleType, layout: str, library: str, name: str = "fused") ->
         module.pick_from_candidates(gathered, rows, tokens)
         return tokens
 
-    return Arm(name, lambda rows: (candidates_shape(rows, layout, SPLITS), arrays.LAYOUTS[layout][1]), local, finish, library)
+    return Arm(
+        name, lambda rows: (candidates_shape(rows, layout, SPLITS), arrays.LAYOUTS[layout][1]), local, finish, library
+    )
 
 
 def existing(library: str) -> Arm:
@@ -87,7 +89,9 @@ def _stacked(rows: int) -> tuple[tuple[int, ...], np.dtype]:
 
 def _existing_local_numpy(logits: np.ndarray, shard: VocabShard, out: np.ndarray) -> None:
     start, count, first_id = shard.ranges[0]
-    values = logits[:, start : start + count].astype(np.float32)  # NumPy has no reduction over bf16 or a fast one on fp16
+    values = logits[:, start : start + count].astype(
+        np.float32
+    )  # NumPy has no reduction over bf16 or a fast one on fp16
     ids = values.argmax(axis=1)
     out[:, 0] = values[np.arange(len(values)), ids]
     out[:, 1] = ids + first_id
@@ -97,7 +101,7 @@ def _existing_local_cupy(logits: Any, shard: VocabShard, out: Any) -> None:
     import cupy
 
     start, count, first_id = shard.ranges[0]
-    values, ids = _max_with_index()(logits[:, start : start + count], axis=1)
+    values, ids = _max_with_index(logits[:, start : start + count])
     ids = ids + first_id
     cupy.stack((values.astype(np.float32), ids.astype(np.float32)), axis=1, out=out)
 
@@ -106,16 +110,22 @@ def _existing_finish(gathered: Any, rows: int) -> Any:
     library = arrays.namespace(gathered)
     ranks = len(gathered) // rows
     by_row = library.ascontiguousarray(gathered.reshape(ranks, rows, 2).transpose(1, 0, 2))  # the rank axis moves
-    if library is np:
-        best = by_row[:, :, 0].argmax(axis=1)
-    else:
-        best = _max_with_index()(by_row[:, :, 0], axis=1)[1]  # cupy.argmax does not take the first NaN of strided rows
+    # cupy.argmax does not take the first NaN of strided rows
+    best = by_row[:, :, 0].argmax(axis=1) if library is np else _max_with_index(by_row[:, :, 0])[1]
     return library.take_along_axis(by_row[:, :, 1], best[:, None], axis=1)[:, 0].astype(np.int64)
 
 
-@functools.lru_cache(maxsize=None)
-def _max_with_index() -> Any:
-    """A reduction that gives a row's largest value and its first index, NaN first, as torch's ``max(dim)`` does."""
+def _max_with_index(array: Any) -> tuple[Any, Any]:
+    """Each row's largest value and its first index, NaN first, in one reduction kernel, as torch's ``max(dim)``."""
+    import cupy
+
+    values, indices = cupy.empty(len(array), array.dtype), cupy.empty(len(array), np.int64)
+    _reduction()(array, values, indices, axis=1)
+    return values, indices
+
+
+@functools.cache
+def _reduction() -> Any:
     import cupy
 
     return cupy.ReductionKernel(

@@ -1,7 +1,7 @@
 """Seeded input families: every logit is a function of seed, row and global id alone.
 
 So a rank makes its own shard without another's data, the number of ranks changes no value, and any logit can be made
-again from a record. Only integer arithmetic and exact conversions are used: no value depends on a vector unit's rounding.
+again from a record. Only integers and exact conversions are used: no value depends on a vector unit's rounding.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def ties(seed: int, rows: np.ndarray, ids: np.ndarray, vocab_size: int) -> np.nd
 
 def planted(seed: int, rows: np.ndarray, ids: np.ndarray, vocab_size: int) -> np.ndarray:
     """``random`` with one large value at V/3, 2V/3 and V-1."""
-    return _put(random(seed, rows, ids, vocab_size), ids, {vocab_size // 3: 64, 2 * vocab_size // 3: 64, vocab_size - 1: 64})
+    return _put(
+        random(seed, rows, ids, vocab_size), ids, {vocab_size // 3: 64, 2 * vocab_size // 3: 64, vocab_size - 1: 64}
+    )
 
 
 def minus_inf(seed: int, rows: np.ndarray, ids: np.ndarray, vocab_size: int) -> np.ndarray:

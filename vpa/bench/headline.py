@@ -21,15 +21,15 @@ Row = dict[str, Any]
 def run(settings: Settings, job: Job, source: HeadInput | None, progress: Callable[[str], None]) -> Iterator[Row]:
     """Rows of the record, in order: first the checks of every family and dtype, then, unless ``check_only``, the times.
 
-    Every rank yields the same rows. A row: its settings, ``arm``, ``wrong`` (rows with a wrong token over all ranks; None
-    for floors), ``samples_us`` and ``median_us`` (empty and None for checks).
+    Every rank yields the same rows. A row: its settings, ``arm``, ``wrong`` (rows with a wrong token over all ranks;
+    None for floors), ``samples_us`` and ``median_us`` (empty and None for checks).
     """
-    yield from _checks(settings, job, source, progress)
+    yield from checks(settings, job, source, progress)
     if not settings.check_only:
         yield from _times(settings, job, source, progress)
 
 
-def _logits(settings: Settings, job: Job, source: HeadInput | None) -> Iterator[tuple[str, str, dict[int, Any]]]:
+def logits_of(settings: Settings, job: Job, source: HeadInput | None) -> Iterator[tuple[str, str, dict[int, Any]]]:
     """(input, dtype, logits of the played ranks) at the largest number of rows."""
     rows = max(settings.rows)
     if source is None:
@@ -42,19 +42,19 @@ def _logits(settings: Settings, job: Job, source: HeadInput | None) -> Iterator[
         yield "head", dtype, {rank: logits.astype(LOGITS_DTYPES[dtype]) for rank, logits in product.items()}
 
 
-def _checks(settings: Settings, job: Job, source: HeadInput | None, progress: Callable[[str], None]) -> Iterator[Row]:
-    for name, dtype, logits in _logits(settings, job, source):
+def checks(settings: Settings, job: Job, source: HeadInput | None, progress: Callable[[str], None]) -> Iterator[Row]:
+    for name, dtype, logits in logits_of(settings, job, source):
         progress(f"checking {name} {dtype}")
         expected = job.full_argmax(logits)
         for rows in settings.rows:
             tokens = job.top_tokens({rank: array[:rows] for rank, array in logits.items()}, settings.layout)
             wrong = job.total(wrong_rows(tokens, expected[:rows]))
-            yield _row(settings, job, rows, dtype, name, "get_top_tokens", wrong)
+            yield row_of(settings, job, rows, dtype, name, "get_top_tokens", wrong)
 
 
 def _times(settings: Settings, job: Job, source: HeadInput | None, progress: Callable[[str], None]) -> Iterator[Row]:
     """Times at the first input and dtype: each batch size, the gather excluded and included, captured and eager."""
-    name, dtype, logits = next(_logits(settings, job, source))
+    name, dtype, logits = next(logits_of(settings, job, source))
     expected = job.full_argmax(logits)
     for rows in settings.rows:
         parts = {rank: array[:rows] for rank, array in logits.items()}
@@ -66,7 +66,7 @@ def _times(settings: Settings, job: Job, source: HeadInput | None, progress: Cal
                 progress(f"timing {rows} rows, gather {communication}, {mode}")
                 wrong, samples = _timed(settings, job, steps, mode, expected[:rows])
                 for arm in steps:
-                    yield _row(
+                    yield row_of(
                         settings, job, rows, dtype, name, arm, wrong[arm],
                         peer=steps[arm].peer, communication=communication, mode=mode, samples=job.largest(samples[arm]),
                     )  # fmt: skip
@@ -170,7 +170,7 @@ def _wrong(job: Job, steps: dict[str, _Step], results: dict[str, Any], expected:
     }
 
 
-def _row(
+def row_of(
     settings: Settings,
     job: Job,
     rows: int,

@@ -44,7 +44,11 @@ def open_head(lm_head: str | None, hidden_path: str | None) -> HeadInput | None:
         hidden = np.load(hidden_path, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"--hidden: cannot read {hidden_path}: {error}") from error
-    if hidden.dtype not in (np.float16, np.float32, np.float64) or hidden.ndim != 2 or hidden.shape[1] != head.hidden_size:
+    if (
+        hidden.dtype not in (np.float16, np.float32, np.float64)
+        or hidden.ndim != 2
+        or hidden.shape[1] != head.hidden_size
+    ):
         raise UsageError(
             f"--hidden: {hidden_path} is {hidden.dtype}{list(hidden.shape)}; floats [rows, {head.hidden_size}] fit "
             f"{head.tensor}"

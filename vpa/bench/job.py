@@ -143,5 +143,3 @@ def wait() -> None:
 def wrong_rows(tokens: np.ndarray, expected: np.ndarray) -> int:
     """How many rows have another token than expected."""
     return int((np.asarray(tokens) != expected).sum())
-
-

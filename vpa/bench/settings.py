@@ -93,9 +93,7 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
             raise UsageError(f"{name}: no setting {key!r}; there are {', '.join(fields)}")
         if isinstance(value, list):
             merged[key] = tuple(value)
-    missing = [
-        key for key, field in fields.items() if key not in merged and field.default is dataclasses.MISSING
-    ]
+    missing = [key for key, field in fields.items() if key not in merged and field.default is dataclasses.MISSING]
     if missing:
         raise UsageError(f"{name}: {', '.join(missing)} missing")
     settings = Settings(**merged)

@@ -1,4 +1,4 @@
-"""How arms are timed: interleaved, order alternated, raw samples kept; captured into CUDA graphs, eagerly, or on the host."""
+"""How arms are timed: interleaved, order alternated, raw samples kept; in CUDA graphs, eagerly, or on the host."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class Captured:
         self._replay = replay
 
 
-def time_captured(graphs: dict[str, Captured], calls: int, rounds: int, barrier: Callable[[], None]) -> dict[str, np.ndarray]:
+def time_captured(
+    graphs: dict[str, Captured], calls: int, rounds: int, barrier: Callable[[], None]
+) -> dict[str, np.ndarray]:
     """Microseconds per call by device events, [rounds] for each graph."""
     import cupy
 
@@ -82,7 +84,11 @@ def time_captured(graphs: dict[str, Captured], calls: int, rounds: int, barrier:
 
 
 def time_called(
-    steps: dict[str, Callable[[], Any]], calls: int, rounds: int, barrier: Callable[[], None], finish: Callable[[], None]
+    steps: dict[str, Callable[[], Any]],
+    calls: int,
+    rounds: int,
+    barrier: Callable[[], None],
+    finish: Callable[[], None],
 ) -> dict[str, np.ndarray]:
     """Microseconds per call by the host's clock, [rounds] for each step; ``finish`` waits for what was enqueued."""
 

@@ -1,9 +1,9 @@
 """The gather: communicators that carry candidates between ranks. All have the same few methods.
 
-``rank``, ``size``; ``transport`` and ``reason``, which one it is and why; ``capturable``, whether its collectives may be
-captured into a CUDA graph; ``all_gather(send, recv)``; ``exchange(value)``, every rank's small Python value, over the
-host; ``close()``. All are context managers. A communicator of your own needs ``rank``, ``size``, ``all_gather`` and
-``close``; without ``exchange`` nothing checks that ranks call alike.
+``rank``, ``size``; ``transport`` and ``reason``, which one it is and why; ``capturable``, whether its collectives may
+be captured into a CUDA graph; ``all_gather(send, recv)``; ``exchange(value)``, every rank's small Python value, over
+the host; ``close()``. All are context managers. A communicator of your own needs ``rank``, ``size``, ``all_gather``
+and ``close``; without ``exchange`` nothing checks that ranks call alike.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def solo() -> Solo:
 def from_mpi(transport: str = "auto", *, mpi_comm: Any = None, timeout: float = 120.0) -> Any:
     """The communicator over all ranks of ``mpi_comm`` (``MPI.COMM_WORLD`` by default). Every rank calls it.
 
-    transport: ``"nccl"``, ``"mpi"`` (host memory), or ``"auto"``: NCCL where every rank has a GPU of its own (or NCCL is
-        at least 2.30.3 and NCCL_MULTI_RANK_GPU_ENABLE=1 is set), else host memory. Which one and why is logged in one
-        line by rank 0, and is in ``transport`` and ``reason``.
+    transport: ``"nccl"``, ``"mpi"`` (host memory), or ``"auto"``: NCCL where every rank has a GPU of its own (or NCCL
+        is at least 2.30.3 and NCCL_MULTI_RANK_GPU_ENABLE=1 is set), else host memory. Which one and why is logged in
+        one line by rank 0, and is in ``transport`` and ``reason``.
     timeout: seconds after which a collective that does not end is an error.
 
     Binds each rank to a GPU by its rank on the host: it becomes CuPy's current device. Raises ``ValueError`` on every
@@ -38,8 +38,8 @@ def from_mpi(transport: str = "auto", *, mpi_comm: Any = None, timeout: float = 
 
     library = _mpi()
     world = library.COMM_WORLD if mpi_comm is None else mpi_comm
-    late = f"rank {world.Get_rank()} waited {timeout:.0f} s for the others to set up a communicator: one failed, or did not call"
-    with mpi.time_limit(timeout, late):
+    waited = f"rank {world.Get_rank()} waited {timeout:.0f} s for the others to set up a communicator"
+    with mpi.time_limit(timeout, f"{waited}: one failed, or did not call"):
         on_host = world.Split_type(library.COMM_TYPE_SHARED)
         local_rank = on_host.Get_rank()
         on_host.Free()

@@ -75,7 +75,9 @@ def choose_transport(requested: str, facts: Sequence[RankFacts]) -> tuple[str, s
     obstacle = _nccl_obstacle(facts)
     if not obstacle:
         gpus = len({rank.gpu for rank in facts})
-        shared = "" if gpus == len(facts) else f", {len(facts)} ranks sharing {gpus} (times are co-located, not of links)"
+        shared = (
+            "" if gpus == len(facts) else f", {len(facts)} ranks sharing {gpus} (times are co-located, not of links)"
+        )
         return "nccl", f"every rank has a GPU{shared}"
     if requested == "nccl":
         raise ValueError(f"transport 'nccl' cannot be used: {obstacle}; use transport 'mpi' or 'auto' for host memory")

@@ -20,7 +20,7 @@ _SLOT = 512
 
 
 class CommTimeout(RuntimeError):
-    """A collective did not end within the communicator's time limit. The job cannot go on: other ranks wait elsewhere."""
+    """A collective did not end within the communicator's time limit. The job cannot go on: ranks wait elsewhere."""
 
 
 class Mpi:
@@ -109,7 +109,8 @@ class Mpi:
                 self._open = False  # freeing waits for the others too, and so does MPI_Finalize: end the job instead
                 atexit.register(abort, f"rank {self.rank} ends the job, after an {what} that timed out")
                 raise CommTimeout(
-                    f"rank {self.rank} waited {waited:.0f} s for an {what}: another rank failed, or does not make this call"
+                    f"rank {self.rank} waited {waited:.0f} s for an {what}: "
+                    f"another rank failed, or does not make this call"
                 )
             time.sleep(0 if waited < 1e-3 else 5e-5)  # ranks may outnumber cores: let the others run
 

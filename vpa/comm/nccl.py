@@ -1,4 +1,4 @@
-"""The communicator over NCCL or RCCL: GPU arrays, on the caller's stream, capturable, watched by a host-side time limit."""
+"""The communicator over NCCL or RCCL: GPU arrays, the caller's stream, capturable, under a host-side time limit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Nccl:
         atexit.register(_abort_at_exit, weakref.ref(self))
 
     def all_gather(self, send: Any, recv: Any) -> None:
-        """Gather every rank's ``send``, in rank order, into ``recv``: C-contiguous CuPy arrays, ``size`` times as large."""
+        """Gather every rank's ``send``, in rank order, into ``recv``: C-contiguous, ``size`` times as many elements."""
         if not isinstance(send, cupy.ndarray):
             raise TypeError(f"transport 'nccl' gathers CuPy arrays, got {type(send).__name__}")
         check_gather(send, recv, self.size)
@@ -47,11 +47,11 @@ class Nccl:
             self.watch(stream)
 
     def watch(self, stream: Any) -> None:
-        """Put all that was enqueued on ``stream`` up to now under the time limit; for replays of captured collectives."""
+        """Put all that was enqueued on ``stream`` so far under the time limit; for replays of captured collectives."""
         self._watch.mark(stream)
 
     def adopt(self, captured: Any) -> None:
-        """Let ``close`` call ``captured.close()`` first: a graph that holds a collective must go before its communicator."""
+        """Let ``close`` call ``captured.close()`` first: its graph has to go before the communicator."""
         self._graphs.add(captured)
 
     def exchange(self, value: Any) -> list[Any]:
@@ -99,8 +99,8 @@ class Nccl:
 
     def _expired(self) -> None:
         message = (
-            f"rank {self.rank} waited {self.timeout:.0f} s for a collective on the GPU: another rank failed, did not make "
-            f"the call, or made it with another number of rows. The NCCL communicator is aborted and the job ends"
+            f"rank {self.rank} waited {self.timeout:.0f} s for a collective on the GPU: another rank failed, did not "
+            f"make the call, or made it with another number of rows. The NCCL communicator is aborted and the job ends"
         )
         communicator, self._nccl = self._nccl, None
         threading.Thread(target=communicator.abort, daemon=True).start()  # may itself wait for a stuck kernel

@@ -1,1 +1,23 @@
-from .executor import RawModule
+from .errors import (
+    ArgumentError,
+    CompileError,
+    CompilerNotFoundError,
+    CrashError,
+    DivergenceError,
+    Frame,
+    HangError,
+    KernelFault,
+    LaunchError,
+    MisalignedError,
+    NullPointerError,
+    OutOfBoundsError,
+    RaceError,
+    ReadOnlyError,
+    SimtError,
+    Site,
+    StackOverflowError,
+    TrapError,
+    UndefinedArithmeticError,
+    UninitializedError,
+)
+from .executor import Kernel, RawModule

@@ -45,7 +45,7 @@ def build(text: str, name: str, options: Sequence[str], warp_size: int, checked:
     table = "".join(f'SIMT_KERNEL({d.name}, "{",".join(d.parameters)}") ' for d in declarations(preprocessed))
     with _workspace(target.parent) as folder:
         source = folder / "kernel.cpp"
-        source.write_text(f'#line 1 "{_quoted(name)}"\n{text}\n#line 1 "<simt>"\nSIMT_KERNEL_TABLE({table})\n')
+        source.write_text(f'#line 1 "{_quoted(name)}"\n{text}\n#line 1 "<simt>"\nSIMT_TEXT_ENDS\nSIMT_KERNEL_TABLE({table})\n')
         flags = [*compiler.compile_flags(checked), f"-DSIMT_WARP_SIZE={warp_size}", "-include", str(_HERE / "prelude.h")]
         _run([*compiler.command, *flags, *options, "-c", str(source), "-o", str(folder / "kernel.o")], name)
         (folder / "extra.s").write_text(_extra_assembly(ElfFile(folder / "kernel.o").symbols))

@@ -176,8 +176,8 @@ class LineTable:
             return r.uleb()
         if form == 0x19:
             return 1
-        sizes = {0x0A: lambda: r.number(1), 0x03: lambda: r.number(2), 0x04: lambda: r.number(4)}
-        r.position += sizes.get(form, r.uleb)()  # blocks and expressions
+        length = r.number(_BLOCKS[form]) if form in _BLOCKS else r.uleb()  # blocks and expressions
+        r.position += length
         return None
 
     # --- .debug_line -------------------------------------------------------------------------------------------------
@@ -249,6 +249,7 @@ class LineTable:
         return files
 
 
+_BLOCKS = {0x0A: 1, 0x03: 2, 0x04: 4}
 _FIXED = {0x01: 8, 0x05: 2, 0x06: 4, 0x07: 8, 0x0B: 1, 0x0C: 1, 0x10: 4, 0x17: 4, 0x20: 8}
 
 

@@ -295,13 +295,14 @@ class Kernel:
                 space=abi.GLOBAL,
                 permit=c.permit,
                 permissions=c.permissions.ctypes.data if c.permissions is not None else None,
+                shift=c.cell_shift,
             )
             for c in parts
         ]
         both = abi.PERMIT_READ | abi.PERMIT_WRITE
         for v, writable in library.variables:
             permit = both if writable else abi.PERMIT_READ
-            known.append(abi.Region(low=v.low, size=v.size, space=abi.VARIABLE, permit=permit))
+            known.append(abi.Region(low=v.low, size=v.size, space=abi.VARIABLE, permit=permit, shift=2))
         known.sort(key=lambda r: r.low)
         marks = library.shared_marks
         known.append(

@@ -68,12 +68,15 @@ void* __tsan_memset(void* to, int value, size_t size) {
 void __tsan_init() {}
 void __tsan_func_entry(void* pc) {
     Fiber* f = state.current;
+    if (!f) return;  // Python reads the table of kernels
     if (f->depth < MAX_CALLS) f->calls[f->depth] = pc;
     ++f->depth;
     if (__builtin_expect((uintptr_t)__builtin_frame_address(0) - f->stack_low < GUARD_BYTES + 8192, 0))
         fault_in_thread(FAULT_STACK, CALLER, nullptr);
 }
-void __tsan_func_exit() { --state.current->depth; }
+void __tsan_func_exit() {
+    if (state.current) --state.current->depth;
+}
 }
 
 // --- C++ atomics in a kernel text (HIP code has them): __atomic_* with a memory order --------------------------------------

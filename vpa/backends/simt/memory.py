@@ -90,6 +90,11 @@ class Cluster:
         if not np.all(marks == self.permit):
             self.permissions = marks
 
+    @property
+    def cell_shift(self) -> int:
+        """A first guess at the size of an access, as log2: 4 bytes (into which compilers split wide loads) or 8."""
+        return 3 if all(s.extent.itemsize % 8 == 0 for s in self.spans) else 2
+
     @staticmethod
     def view(array: np.ndarray, memory: np.ndarray, shift: int) -> np.ndarray:
         """The bytes of `array`'s elements, shape [..., itemsize], in `memory` (whose first byte is address -shift)."""

@@ -30,7 +30,7 @@ typedef unsigned int simt_mask;
 
 // Calls that synchronise may not be moved into or out of branches, nor be merged with one another.
 #ifdef __clang__
-#define SIMT_SYNC __attribute__((convergent, noduplicate))
+#define SIMT_SYNC __attribute__((convergent, noduplicate, nomerge))
 #else
 #define SIMT_SYNC
 #endif
@@ -119,3 +119,8 @@ void* memset(void* to, int value, size_t size) noexcept __asm__("simt_memset");
 #include "prelude_atomics.h"
 #include "prelude_math.h"
 #include "prelude_launch.h"
+
+// To the end of the kernel text: calls of one function in two branches stay two calls, each with its own line.
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((nomerge)), apply_to = function)
+#endif

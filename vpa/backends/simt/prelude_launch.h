@@ -37,7 +37,11 @@ template <class T> struct simt_size { static constexpr unsigned value = sizeof(T
 template <> struct simt_size<void> { static constexpr unsigned value = 0; };
 
 // Not instrumented: the tables and the packed arguments are the launcher's memory, not the kernel's.
+#if defined(__clang__) && __has_attribute(disable_sanitizer_instrumentation)
+#define SIMT_UNCHECKED __attribute__((noinline, no_sanitize("undefined"), disable_sanitizer_instrumentation))
+#else
 #define SIMT_UNCHECKED __attribute__((noinline, no_sanitize("thread"), no_sanitize("undefined")))
+#endif
 
 template <class T> SIMT_UNCHECKED const char* simt_type_text() { return __PRETTY_FUNCTION__; }
 
@@ -65,6 +69,11 @@ template <class... T, void (*function)(T...)> struct simt_entry<function> {
     }
 };
 
+#ifdef __clang__
+#define SIMT_TEXT_ENDS _Pragma("clang attribute pop")
+#else
+#define SIMT_TEXT_ENDS
+#endif
 #define SIMT_KERNEL(function, names) simt_entry<function>::describe(#function, names),
 #define SIMT_KERNEL_TABLE(...)                                                                                         \
     extern "C" __attribute__((visibility("default"))) SIMT_UNCHECKED const simt_kernel* simt_kernel_table() {          \

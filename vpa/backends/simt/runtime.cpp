@@ -77,7 +77,7 @@ static void prepare(Launch* launch) {
         r->base = state.stamp;
         if (i + 2 >= launch->region_count || !(r->permit & PERMIT_WRITE) || !r->size) continue;
         // The cells' size that the last launch ended with is the best guess for one like it.
-        r->shift = pool->region_size[i] == r->size ? pool->region_shift[i] : 4;
+        r->shift = pool->region_size[i] == r->size ? pool->region_shift[i] : r->shift;
         cells_reserve(pool->cells[i], pool->cell_bytes[i], cells_size(r, r->shift));
         r->cells = pool->cells[i];
     }

@@ -43,9 +43,11 @@ static Fiber* next_ready(Slot* slot, u32 warp, u32 lane) {
     return nullptr;
 }
 
-// The current thread is not ready any more: run another one until somebody makes it so.
-static void suspend(Fiber* f) {
-    Fiber* next = state.tick || state.request ? nullptr : next_ready(f->slot, f->warp->number, f->lane);
+// Threads in turn until this one is ready again. If it is ready already, having completed what others wait for, the lowest
+// of them goes first all the same: of several threads with one fault, the message then names the first.
+static void suspend(Fiber* f, u32 first_warp) {
+    u32 from = f->warp->ready & bit(f->lane) ? 63 : f->lane;  // 63: from the lowest lane on
+    Fiber* next = state.tick ? nullptr : next_ready(f->slot, first_warp, from);
     if (next == f) return;
     if (next) resume(next);
     else leave_to_main();
@@ -62,7 +64,7 @@ static void on_main(Fiber* f, void (*request)(Fiber*)) {
 static void sleep(Fiber* f) {
     f->warp->ready &= ~bit(f->lane);
     f->warp->asleep |= bit(f->lane);
-    suspend(f);
+    suspend(f, f->warp->number);
 }
 
 #ifdef SIMT_CHECKED
@@ -89,7 +91,7 @@ static void fiber_main() {
     --f->slot->live;
     progress(f->slot);
     if (f->warp->waiting) warp_lane_exits(f);
-    suspend(f);
+    suspend(f, f->warp->number);
     __builtin_trap();
 }
 
@@ -104,7 +106,8 @@ static Slot* slot_take(u32 number) {
     free(slot->fibers);
     free(slot->warps);
     u32 capacity = (state.threads + 31) & ~31u;
-    slot->fibers = (Fiber*)calloc(capacity, sizeof(Fiber));
+    slot->fibers = (Fiber*)aligned_alloc(alignof(Fiber), capacity * sizeof(Fiber));
+    memset((void*)slot->fibers, 0, capacity * sizeof(Fiber));
     slot->warps = (Warp*)calloc(capacity / 32 + 1, sizeof(Warp));
     slot->stacks = (char*)mmap(nullptr, (size_t)capacity * STACK_BYTES, PROT_READ | PROT_WRITE,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -136,7 +139,7 @@ static void slot_open(Slot* slot, u64 number) {
     for (u32 w = 0; w < slot->warp_count; ++w) {
         u32 first = w << state.warp_shift, lanes = state.threads - first;
         u64 exists = lanes >= launch->warp_size ? ~(u64)0 >> (64 - launch->warp_size) : bit(lanes) - 1;
-        slot->warps[w] = {exists, exists, exists, 0, 0, slot->fibers + first, slot, w, 0, nullptr};
+        slot->warps[w] = {exists, exists, exists, 0, 0, slot->fibers + first, slot, nullptr, w, false, 0, nullptr};
     }
     Dim index = {0, 0, 0};
     for (u32 i = 0; i < state.threads; ++i) {
@@ -325,7 +328,7 @@ extern "C" int simt_barrier(int kind, int predicate) noexcept {
     if (!slot->arrived++) slot->first_arrival = f;
     else if (!same_calls(f, slot->first_arrival) || f->op != slot->first_arrival->op) slot->mixed_barrier = true;
     if (slot->arrived == slot->live && !slot->mixed_barrier) complete_barrier(slot);
-    else suspend(f);
+    suspend(f, slot->arrived ? f->warp->number : 0);
     return kind == 1 ? slot->result_sum : kind == 2 ? slot->result_all : slot->result_any;
 }
 

@@ -164,8 +164,10 @@ template <u32 FLAGS> static inline void touch(Cell& cell, Region* r, Fiber* f, u
     if (!(FLAGS & WRITE)) {
         remember(cell, now, base, f);
     } else {
-        if (!(FLAGS & (ATOMIC | VOLATILE))) cell.first.stamp = cell.second.stamp = 0;  // all ordered before this write
-        else if (cell.write.stamp >= base && !ordered(cell.write, f)) remember(cell, cell.write, base, f);
+        // All ordered before a plain write. An atomic update follows the updates before it in the location's own order, so
+        // whoever is ordered after this one is after those too; a volatile write has no such place.
+        if (!(FLAGS & (ATOMIC | VOLATILE))) cell.first.stamp = cell.second.stamp = 0;
+        else if (!(FLAGS & ATOMIC) && cell.write.stamp >= base && !ordered(cell.write, f)) remember(cell, cell.write, base, f);
         cell.write = now;
     }
 }
@@ -175,6 +177,7 @@ template <u32 FLAGS> static inline void touch(Cell& cell, Region* r, Fiber* f, u
 static Region* find_region(uintptr_t address, u64 size, u32 flags, void* pc) {
     Fiber* f = state.current;
     if (address - f->stack_low < f->stack_high - f->stack_low) return nullptr;
+    if (address - (uintptr_t)__start_simt_builtin < (uintptr_t)(__stop_simt_builtin - __start_simt_builtin)) return nullptr;
     Launch* launch = state.launch;
     for (u32 i = 0; i < launch->region_count; ++i) {
         Region* r = &launch->regions[i];

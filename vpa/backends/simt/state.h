@@ -27,9 +27,9 @@ struct Region {
     u64 size;
     u32 space, permit;
     const u8* permissions;
-    // The checker's own part follows; Python leaves it zero.
+    // The checker's own part
     void* cells;        // shadow cells; null where nothing can race
-    u32 shift;          // log2 of the bytes that one cell stands for
+    u32 shift;          // log2 of the bytes that one cell stands for; Python puts a first guess
     u32 base;           // stamps below this one are from before the launch (or before the block, in shared memory)
     u32 written, index;
 };
@@ -92,7 +92,7 @@ struct Links {
 
 enum FiberState : u8 { RUNNING = 0, IN_OPERATION, AT_BARRIER, EXITED };
 
-struct Fiber {
+struct alignas(64) Fiber {
     void* context;
     Dim index;
     u32 gid, number, lane;  // number: linear thread in its block; gid: linear thread in the grid
@@ -117,7 +117,9 @@ struct Warp {
     u64 exists, live, ready, waiting, asleep;  // one bit a lane
     Fiber* fibers;
     Slot* slot;
+    Fiber* leader;  // the first lane that waits now
     u32 number;
+    bool uniform;   // all waiting lanes called what the leader called, from the same place
     u32 stamp;    // accesses of this warp up to this stamp happened before what its lanes do now
     u32* matrix;  // [lane][other lane]: the same for partial masks; null until the first one
 };
@@ -199,7 +201,10 @@ static inline u64 bit(u32 lane) { return (u64)1 << lane; }
 static inline u32 lowest(u64 bits) { return (u32)__builtin_ctzll(bits); }
 
 extern "C" {
+// A section of their own: clang reads them through the hooks, which let the section pass.
+#define BUILTIN __attribute__((section("simt_builtin")))
 extern Dim threadIdx, blockIdx, blockDim, gridDim;
-Dim threadIdx, blockIdx, blockDim, gridDim;
+BUILTIN Dim threadIdx = {0, 0, 0}, blockIdx = {0, 0, 0}, blockDim = {0, 0, 0}, gridDim = {0, 0, 0};
+extern __attribute__((visibility("hidden"))) const char __start_simt_builtin[], __stop_simt_builtin[];
 thread_local char simt_tls_anchor;
 }

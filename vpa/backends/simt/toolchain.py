@@ -24,19 +24,17 @@ _HOW = (
 # as it is written. Tail calls are off because a return address would then name the wrong line.
 _COMMON = (
     "-std=c++17 -fPIC -fvisibility=hidden -fno-exceptions -fno-rtti -fno-threadsafe-statics -fno-stack-protector "
-    "-fno-strict-aliasing -ffp-contract=off -fno-math-errno -fno-optimize-sibling-calls -w -gdwarf-4 -g1"
+    "-fno-strict-aliasing -ffp-contract=off -fno-math-errno -fno-optimize-sibling-calls -fno-finite-loops -w -gdwarf-4 -g1"
 ).split()
-_SANITIZERS = (
-    "-fsanitize=thread "
-    "-fsanitize=alignment,bounds,signed-integer-overflow,shift-exponent,integer-divide-by-zero,unreachable,return "
-    "-fsanitize-recover=alignment,bounds,signed-integer-overflow,shift-exponent,integer-divide-by-zero"
-).split()
+_UNDEFINED = "alignment,signed-integer-overflow,shift-exponent,integer-divide-by-zero"
 _GCC = ("-fno-gnu-unique", "-fno-extern-tls-init")
 # Merged calls and loads would give one line to two places, or move an access to threads that do not make it.
 _GCC_CHECKED = (
     "--param=tsan-distinguish-volatile=1 -fno-crossjumping -fno-ipa-icf -fno-tree-tail-merge -fno-thread-jumps "
     "-fno-hoist-adjacent-loads -fno-tree-loop-if-convert -fno-tree-pre -fno-code-hoisting -fno-tree-sink"
 ).split()
+# Functions of the kernel text may synchronise: none may be moved into or out of a branch.
+_CLANG = ("-Xclang", "-fconvergent-functions")
 _CLANG_CHECKED = "-mllvm -tsan-distinguish-volatile=1 -mllvm -tsan-instrument-read-before-write=1".split()
 
 
@@ -51,12 +49,15 @@ class Compiler:
 
     def compile_flags(self, checked: bool) -> list[str]:
         flags = [*_COMMON, "-O1" if checked else "-O2"]
-        if self.family == "gcc":
-            flags += _GCC
+        flags += _GCC if self.family == "gcc" else _CLANG
         if self.name == "zig":
-            flags += ["-fno-sanitize=all"]
+            flags += ["-fno-sanitize=undefined"]  # its own default
         if checked:
-            flags += [*_SANITIZERS, *(_GCC_CHECKED if self.family == "gcc" else _CLANG_CHECKED)]
+            # clang's "bounds" would include a pass that traps instead of calling a handler.
+            bounds = "bounds" if self.family == "gcc" else "array-bounds"
+            flags += ["-fsanitize=thread", f"-fsanitize={_UNDEFINED},{bounds},unreachable,return"]
+            flags += [f"-fsanitize-recover={_UNDEFINED},{bounds}"]
+            flags += _GCC_CHECKED if self.family == "gcc" else _CLANG_CHECKED
         return flags
 
     def runtime_flags(self, checked: bool) -> list[str]:

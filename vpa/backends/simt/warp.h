@@ -24,7 +24,7 @@ static const char* operation_name(u32 op) {
 }
 
 static void progress(Slot* slot);
-static void suspend(Fiber* f);
+static void suspend(Fiber* f, u32 first_warp);
 static void on_main(Fiber* f, void (*request)(Fiber*));
 static i32 compare_in_source(const Fiber* a, const Fiber* b);
 static bool same_calls(const Fiber* a, const Fiber* b);
@@ -103,6 +103,7 @@ static Match match_mask(Fiber* f) {
     u64 need = f->mask & w->exists;
     if (f->op == SYNCWARP) need &= w->live;
     if ((w->waiting & need) != need) return INCOMPLETE;
+    if (w->uniform) return COMPLETE;
     Match match = COMPLETE;
     for (u64 rest = need; rest; rest &= rest - 1) {
         Fiber* other = &w->fibers[lowest(rest)];
@@ -191,16 +192,17 @@ extern "C" unsigned long long simt_warp(unsigned op, unsigned long long mask, un
     } else {
         f->source = (i32)f->lane;
     }
+    if (!w->waiting) {
+        w->leader = f;
+        w->uniform = true;
+    } else if (w->leader->op != op || w->leader->mask != mask || !same_calls(f, w->leader)) {
+        w->uniform = false;
+    }
     w->waiting |= bit(f->lane);
     w->ready &= ~bit(f->lane);
     if (op & LOCKSTEP) {
-        bool together = w->waiting == w->live;
-        for (u64 rest = together ? w->live : 0; rest; rest &= rest - 1) {
-            Fiber* other = &w->fibers[lowest(rest)];
-            if (other->op != op || !same_calls(f, other)) together = false;
-        }
-        if (together) complete_operation(w, w->live);
-        else suspend(f);
+        if (w->waiting == w->live && w->uniform) complete_operation(w, w->live);
+        suspend(f, w->number);
         return f->result;
     }
     if (!(mask >> f->lane & 1)) divergence(f, nullptr, "own");
@@ -208,7 +210,7 @@ extern "C" unsigned long long simt_warp(unsigned op, unsigned long long mask, un
         divergence(f, &w->fibers[lowest(mask & w->exists & ~w->live)], "mask");
     Match match = match_mask(f);
     if (match == COMPLETE) complete_operation(w, mask_group(f));
-    else if (match == UNCERTAIN) on_main(f, settle_uncertain);
-    else suspend(f);
+    if (match == UNCERTAIN) on_main(f, settle_uncertain);
+    else suspend(f, w->number);
     return f->result;
 }

