@@ -49,7 +49,7 @@ def test_times_have_wrong_rows_spread_and_ratio():
 
 def test_a_pivot_has_a_line_for_each_batch_size():
     ((title, table),) = report.pivot_tables(ROWS).items()
-    assert title == "bfloat16 [rows, 32768], tp 4, gather excluded, captured"
+    assert title == "bfloat16 [rows, 32768], tp 4, captured, gather excluded"
     assert table == [
         ["rows", "existing, us", "fused, us", "floor: plain read, us", "fused / existing", "wrong"],
         ["1", "20.00", "5.00", "1.50", "0.25", "0"],
@@ -77,6 +77,18 @@ def test_reports_of_records(tmp_path, capsys):
     assert report.main([str(path)]) == 0
     printed = capsys.readouterr().out
     assert "| 1 | 20.00 | 5.00 | 1.50 | 0.25 | 0 |" in printed and "revision" in printed
+
+
+def test_reports_of_some_arms_and_one_mode(tmp_path, capsys):
+    path = tmp_path / "record.json"
+    eager = [row(1, "existing", 99.0, mode="eager"), row(1, "fused", 33.0, mode="eager")]
+    record.write(str(path), "headline", record.environment(), ROWS + eager)
+    assert report.main([str(path), "--arms", "existing,fused", "--mode", "captured"]) == 0
+    printed = capsys.readouterr().out
+    assert "| 64 | 200 | 50.00 | 0.25 | 3 |" in printed
+    assert "plain read" not in printed and "99.0" not in printed
+    assert report.main([str(path), "--arms", "fused,nothing"]) == 2
+    assert "has no arm nothing; it has existing, fused" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "[]", json.dumps({"schema": 99})])

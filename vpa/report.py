@@ -45,7 +45,7 @@ def pivot_tables(rows: Sequence[Row]) -> dict[str, Table]:
     for group in _grouped((row for row in rows if row["samples_us"]), "dtype", "communication", "mode"):
         first = group[0]
         arms = list(dict.fromkeys(row["arm"] for row in group))
-        references = [arm for arm in arms if arm.startswith("existing")]
+        references = [arm for arm in arms if arm.startswith("existing") and "fused" in arms]
         table = [["rows", *(f"{arm}, us" for arm in arms), *(f"fused / {arm}" for arm in references), "wrong"]]
         for line in _grouped(group, "rows"):
             medians = {row["arm"]: row["median_us"] for row in line}
@@ -102,7 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables of records as Markdown; exit code 2 for a file that is no record."""
     parser = argparse.ArgumentParser(prog="python -m vpa.report", description=__doc__)
     parser.add_argument("records", nargs="+", metavar="RECORD.json")
+    parser.add_argument("--arms", metavar="ARM,...", help="only these arms (default: all)")
+    parser.add_argument("--mode", choices=("captured", "eager", "host"), help="only times of this mode (default: all)")
     options = parser.parse_args(arguments)
+    arms = options.arms.split(",") if options.arms else None
     for path in options.records:
         try:
             content = record.read(path)
@@ -110,10 +113,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"vpa.report: {error}", file=sys.stderr)
             return 2
         print(describe(content))
-        for title, table in pivot_tables(content["rows"]).items():
+        rows = [row for row in content["rows"] if row["samples_us"] and (options.mode in (None, row["mode"]))]
+        unknown = sorted(set(arms or ()) - {row["arm"] for row in rows})
+        if unknown:
+            there = ", ".join(dict.fromkeys(row["arm"] for row in rows))
+            print(f"vpa.report: {path} has no arm {', '.join(unknown)}; it has {there}", file=sys.stderr)
+            return 2
+        for title, table in pivot_tables([row for row in rows if arms is None or row["arm"] in arms]).items():
             print(f"\n{title}:\n\n{markdown(table)}")
         checks = check_table(content["rows"])
-        if len(checks) > 1:
+        if len(checks) > 1 and arms is None:
             print(f"\n{markdown(checks)}")
     return 0
 
