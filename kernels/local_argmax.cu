@@ -4,8 +4,13 @@
 // ranges 0, 1, 2, ...; split s of a row takes numbers [s * chunk, (s + 1) * chunk). Padding is never read. An empty
 // split writes "no candidate", which loses to everything real.
 //
-// Needs VPA_DTYPE, VPA_THREADS, VPA_CONTIGUOUS, VPA_LOADS; VPA_SPLITS, blocks a row; VPA_RANGES, ranges of the shard;
-// VPA_PAIRS, 1 to write [rows, 2 * splits] fp32 (value, id) pairs, 0 for [rows, splits] packed u64.
+// Each warp finds its own best candidate, id included, before the block's only barrier: that is one barrier less than
+// to agree on the key first, and several warps' searches take no longer than one.
+//
+// Needs VPA_DTYPE, VPA_THREADS, VPA_CONTIGUOUS, VPA_LOADS, VPA_ONCE; VPA_SPLITS, blocks a row; VPA_RANGES, ranges of
+// the shard; VPA_PAIRS, 1 to write [rows, 2 * splits] fp32 (value, id) pairs, 0 for [rows, splits] packed u64.
+
+#define WARPS (VPA_THREADS / VPA_WARP)
 
 // By value, in constant memory: a table in global memory would put one more dependent read in front of the scan.
 struct Ranges {
@@ -21,14 +26,13 @@ extern "C" __global__ void __launch_bounds__(VPA_THREADS, 1024 / VPA_THREADS)
                             i64 chunk,                        // valid columns of a split
                             const Ranges ranges,
                             u32* __restrict__ out) {
-    __shared__ u32 keys[WARPS];
-    __shared__ u32 ids[WARPS];
+    __shared__ u64 warp_best[WARPS];
     const u32 row = blockIdx.x / VPA_SPLITS;
     const u32 split = blockIdx.x % VPA_SPLITS;
     const i64 from = split * chunk;
 
-    u64 best = NO_CANDIDATE;
-    i64 before = 0;  // valid columns in earlier ranges
+    u64 best = NO_CANDIDATE;  // of this warp, the same in all its lanes
+    i64 before = 0;           // valid columns in earlier ranges
 #pragma unroll
     for (i32 r = 0; r < VPA_RANGES; r++) {
         const i64 skip = larger(from - before, 0);
@@ -38,26 +42,33 @@ extern "C" __global__ void __launch_bounds__(VPA_THREADS, 1024 / VPA_THREADS)
             continue;
         }
         const Word* run = logits + (row * row_stride + (ranges.start[r] + skip) * column_stride);
-        u32 where;
-        const u32 mine = scan_run(run, column_stride, (u32)count, &where);
-        const u32 key = block_max(mine, keys);
+        Spot spot;
+        const u32 mine = walk(run, column_stride, (u32)count, &spot);
+        const u32 key = warp_max(mine);
         u32 id_complement = 0;
-        if (mine == key) {
-            const u32 column = column_in(run, column_stride, (u32)count, key, where);
+        if (mine == key && key != 0) {
+            const u32 column = column_in(run, column_stride, (u32)count, key, &spot);
             id_complement = 0xFFFFFFFFu - (u32)(ranges.first_id[r] + skip + column);
         }
-        const u64 candidate = pack(candidate_key(key), block_max(id_complement, ids));
+        const u64 candidate = key ? pack(candidate_key(key), warp_max(id_complement)) : NO_CANDIDATE;
         best = candidate > best ? candidate : best;
     }
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x % VPA_WARP == 0) {
+        warp_best[threadIdx.x / VPA_WARP] = best;
+    }
+    __syncthreads();
+    if (threadIdx.x < VPA_WARP) {
+        best = warp_best_of(threadIdx.x < WARPS ? warp_best[threadIdx.x] : NO_CANDIDATE);
+        if (threadIdx.x == 0) {
 #if VPA_PAIRS
-        u32 value, id;
-        pair_of_packed(best, &value, &id);
-        out[2 * (i64)blockIdx.x] = value;
-        out[2 * (i64)blockIdx.x + 1] = id;
+            u32 value, id;
+            pair_of_packed(best, &value, &id);
+            out[2 * (i64)blockIdx.x] = value;
+            out[2 * (i64)blockIdx.x + 1] = id;
 #else
-        ((u64*)out)[blockIdx.x] = best;
+            ((u64*)out)[blockIdx.x] = best;
 #endif
+        }
     }
 }

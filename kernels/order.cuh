@@ -41,6 +41,12 @@ VPA_DEVICE u64 pack(u32 key, u32 id_complement) {
     return (u64)key << 32 | id_complement;
 }
 
+// The best of the 32 candidates that a warp's lanes hold, in every lane.
+VPA_DEVICE u64 warp_best_of(u64 candidate) {
+    const u32 key = warp_max((u32)(candidate >> 32));
+    return pack(key, warp_max((u32)(candidate >> 32) == key ? (u32)candidate : 0));
+}
+
 // Candidate <-> (value, id) as two fp32 numbers, given and taken as bits. Ids are exact below 2^24. "No candidate" is
 // (-inf, +inf): no real candidate has an infinite id.
 VPA_DEVICE void pair_of_packed(u64 packed, u32* value, u32* id) {

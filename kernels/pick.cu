@@ -22,10 +22,9 @@ extern "C" __global__ void __launch_bounds__(VPA_THREADS)
 #endif
         best = candidate > best ? candidate : best;
     }
-    const u32 key = warp_max((u32)(best >> 32));
-    const u32 id_complement = warp_max((u32)(best >> 32) == key ? (u32)best : 0);
+    best = warp_best_of(best);
     if (threadIdx.x % VPA_WARP == 0) {
         // Only shards without a single column leave a row with no candidate.
-        ids[row] = pack(key, id_complement) == NO_CANDIDATE ? -1 : (i64)(0xFFFFFFFFu - id_complement);
+        ids[row] = best == NO_CANDIDATE ? -1 : (i64)(0xFFFFFFFFu - (u32)best);
     }
 }

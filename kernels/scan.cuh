@@ -1,37 +1,26 @@
-// scan.cuh: one thread block finds the best key of a run of columns, then the lowest column that has it.
+// scan.cuh: one warp finds the best key of the columns its lanes walk, then the lowest column that has it.
 //
-// While scanning, a lane keeps only its largest key and which loads raised it. The column is searched once, at the end,
-// by the few lanes that hold the block's largest key: searching inside the loop costs 20 to 45 % more on an H200, since
+// While walking, a lane keeps only its largest key and which loads raised it. The column is searched once, at the end,
+// by the lanes that hold their warp's largest key: searching inside the loop costs 20 to 45 % more on an H200, since
 // some lane of a warp rises in nearly every step.
 //
 // Needs VPA_DTYPE; VPA_THREADS, threads of a block, a multiple of 32; VPA_CONTIGUOUS, 1 if columns lie side by side,
-// and then VPA_LOADS, how many 16-byte loads a lane has in flight.
-
-#define WARPS (VPA_THREADS / VPA_WARP)
-
-// The largest value over the block, in every thread. `warps` is shared, and this call's alone until the next barrier.
-VPA_DEVICE u32 block_max(u32 value, u32* warps) {
-    value = warp_max(value);
-    if (WARPS == 1) {
-        return value;
-    }
-    const i32 lane = threadIdx.x % VPA_WARP;
-    if (lane == 0) {
-        warps[threadIdx.x / VPA_WARP] = value;
-    }
-    __syncthreads();
-    return warp_max(lane < WARPS ? warps[lane] : 0);
-}
+// and then VPA_LOADS, how many 16-byte loads a lane has in flight, and VPA_ONCE, 1 if no lane walks more than those.
 
 // Both walks below have the same two functions over columns [0, count) of one row, `stride` words apart:
-//   scan_run   the largest key among this thread's columns (0 if it has none), and `where` it was met;
-//   column_in  the lowest of this thread's columns that has the key, for a thread whose scan_run returned that key.
+//   walk       the largest key among this thread's columns (0 if it has none); `spot` says where it was met;
+//   column_in  the lowest of this thread's columns that has the key, for a thread whose walk returned that key.
 
 #if VPA_CONTIGUOUS
 
 #define WORDS_PER_LOAD (16 / (u32)sizeof(Word))
 #define IN_HEAD 0xFFFFFFFFu
 #define IN_TAIL 0xFFFFFFFEu
+
+struct Spot {
+    u32 where;                // IN_HEAD, IN_TAIL, or the number of the first load of the group
+    Words4 group[VPA_LOADS];  // the group that was loaded last
+};
 
 // How many columns come before the first 16-byte boundary: they, and those after the last whole load, are read singly.
 VPA_DEVICE u32 head_of(const Word* run, u32 count) {
@@ -42,9 +31,9 @@ VPA_DEVICE u32 head_of(const Word* run, u32 count) {
 
 // Thread t reads loads t, t + VPA_THREADS, ..., VPA_LOADS of them at once. Past the end it reads the last one again:
 // that changes no maximum, keeps all reads inside the run, and needs no second loop.
-VPA_DEVICE Words4 load_of(const Words4* middle, u32 loads, u32 first, u32 i) {
+VPA_DEVICE u32 load_number(u32 first, u32 i, u32 loads) {
     const u32 index = first + i * VPA_THREADS;
-    return load_once(middle + (index < loads ? index : loads - 1));
+    return index < loads ? index : loads - 1;
 }
 
 // The largest key in one group of loads.
@@ -82,75 +71,96 @@ VPA_DEVICE u32 group_key(const Words4* group) {
 #endif
 }
 
-VPA_DEVICE u32 scan_run(const Word* run, i64, u32 count, u32* where) {
+VPA_DEVICE u32 walk(const Word* run, i64, u32 count, Spot* spot) {
     const u32 head = head_of(run, count);
     const u32 loads = (count - head) / WORDS_PER_LOAD;
     const u32 tail = head + loads * WORDS_PER_LOAD;
     const Words4* middle = (const Words4*)(run + head);
     u32 best = 0;
-    *where = IN_HEAD;
+    spot->where = IN_HEAD;
     if (threadIdx.x < head) {
         best = logit_key(run[threadIdx.x]);
     }
     for (u32 first = threadIdx.x; first < loads; first += VPA_LOADS * VPA_THREADS) {
-        Words4 group[VPA_LOADS];
 #pragma unroll
         for (u32 i = 0; i < VPA_LOADS; i++) {
-            group[i] = load_of(middle, loads, first, i);
+            spot->group[i] = load_once(middle + load_number(first, i, loads));
         }
-        const u32 key = group_key(group);
+        const u32 key = group_key(spot->group);
         if (key > best) {
             best = key;
-            *where = first;
+            spot->where = first;
         }
+#if VPA_ONCE
+        break;
+#endif
     }
     if (threadIdx.x < count - tail) {
         const u32 key = logit_key(run[tail + threadIdx.x]);
         if (key > best) {
             best = key;
-            *where = IN_TAIL;
+            spot->where = IN_TAIL;
         }
     }
     return best;
 }
 
-VPA_DEVICE u32 column_in(const Word* run, i64, u32 count, u32 key, u32 where) {
+VPA_DEVICE u32 column_in(const Word* run, i64, u32 count, u32 key, Spot* spot) {
     const u32 head = head_of(run, count);
     const u32 loads = (count - head) / WORDS_PER_LOAD;
-    if (where == IN_HEAD) {
+    if (spot->where == IN_HEAD) {
         return threadIdx.x;
     }
-    if (where == IN_TAIL) {
+    if (spot->where == IN_TAIL) {
         return head + loads * WORDS_PER_LOAD + threadIdx.x;
     }
-    for (u32 i = 0;; i++) {  // ends: some logit of the group has the key
-        const u32 index = where + i * VPA_THREADS;
-        const u32 column = head + (index < loads ? index : loads - 1) * WORDS_PER_LOAD;
-        for (u32 j = 0; j < WORDS_PER_LOAD; j++) {
-            if (logit_key(run[column + j]) == key) {
-                return column + j;
+#if !VPA_ONCE
+#pragma unroll
+    for (u32 i = 0; i < VPA_LOADS; i++) {
+        spot->group[i] = ((const Words4*)(run + head))[load_number(spot->where, i, loads)];
+    }
+#endif
+    // From the last logit to the first, so that the first that has the key stays. A number other than zero has one bit
+    // pattern, which is quicker to compare than a key.
+    const u32 bits = bits_of_key(key, WORD_SIGN);
+    const bool one_pattern = key != WORD_SIGN && key != (WORD_SIGN | (WORD_SIGN - 1));
+    u32 column = 0;
+#pragma unroll
+    for (i32 i = VPA_LOADS - 1; i >= 0; i--) {
+        const u32 start = load_number(spot->where, (u32)i, loads) * WORDS_PER_LOAD;
+#pragma unroll
+        for (i32 j = (i32)WORDS_PER_LOAD - 1; j >= 0; j--) {
+            const i32 bit = j * 8 * (i32)sizeof(Word);
+            const u32 word = (Word)(spot->group[i].word[bit / 32] >> (bit % 32));
+            if (one_pattern ? word == bits : logit_key(word) == key) {
+                column = start + (u32)j;
             }
         }
     }
+    return head + column;
 }
 
 #else
 
-VPA_DEVICE u32 scan_run(const Word* run, i64 stride, u32 count, u32* where) {
+struct Spot {
+    u32 column;
+};
+
+VPA_DEVICE u32 walk(const Word* run, i64 stride, u32 count, Spot* spot) {
     u32 best = 0;
-    *where = 0;
+    spot->column = 0;
     for (u64 column = threadIdx.x; column < count; column += VPA_THREADS) {
         const u32 key = logit_key(run[(i64)column * stride]);
         if (key > best) {
             best = key;
-            *where = (u32)column;
+            spot->column = (u32)column;
         }
     }
     return best;
 }
 
-VPA_DEVICE u32 column_in(const Word*, i64, u32, u32, u32 where) {
-    return where;
+VPA_DEVICE u32 column_in(const Word*, i64, u32, u32, Spot* spot) {
+    return spot->column;
 }
 
 #endif

@@ -41,11 +41,16 @@ class ScanShape:
 
 def scan_shape(columns: int, dtype: np.dtype) -> ScanShape:
     """The shape for splits of ``columns`` contiguous columns: 256 threads, fewer where a split has no work for them."""
-    loads = -(-columns * dtype.itemsize // 16)
+    loads = _loads_of(columns, dtype)
     if loads >= 512:
         return ScanShape(256, 2)
     threads = min(max(-(-loads // 32) * 32, 32), 256)
     return ScanShape(threads, 1 if loads <= threads else 2)
+
+
+def _loads_of(columns: int, dtype: np.dtype) -> int:
+    """16-byte loads that cover so many contiguous columns."""
+    return -(-columns * dtype.itemsize // 16)
 
 
 def scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Launch:
@@ -64,6 +69,7 @@ def scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> 
         "contiguous": int(column_stride == 1),
         "threads": shape.threads,
         "loads": shape.loads,
+        "once": int(_loads_of(min(chunk, shard.valid), logits.dtype) <= shape.threads * shape.loads),
     }
     args = (logits, np.int64(row_stride), np.int64(column_stride), np.int64(chunk), _ranges(shard), out)
     return Launch("local_argmax_candidates", defines, rows * splits, shape.threads, args)

@@ -95,15 +95,23 @@ void simt_trap(const char* what, const char* file, int line) noexcept {
     __builtin_unreachable();
 }
 
+// What <cassert> calls.
+void __assert_fail(const char* what, const char* file, unsigned line, const char*) noexcept {
+    state.launch->report.file = file;
+    state.launch->report.line = line;
+    fault_in_thread(FAULT_TRAP, __builtin_return_address(0), what);
+    __builtin_unreachable();
+}
+
 long long simt_clock() noexcept { return clock_ns(CLOCK_MONOTONIC); }
 
 int simt_printf(const char* format, ...) noexcept {
-    state.busy = 1;
+    ++state.busy;
     va_list arguments;
     va_start(arguments, format);
     int count = vdprintf(1, format, arguments);
     va_end(arguments);
-    state.busy = 0;
+    --state.busy;
     return count;
 }
 

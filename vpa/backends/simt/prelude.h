@@ -13,8 +13,9 @@ typedef unsigned int simt_mask;
 // --- Qualifiers ------------------------------------------------------------------------------------------------------
 // thread_local is the one keyword that is valid both in `__shared__ float s[32];` inside a function (where it implies
 // static) and after the `extern` of dynamic shared memory; one block at a time owns the host thread's copy. It also
-// marks the variables in the symbol table, which is how the checker learns their extents.
-#define __shared__ thread_local
+// marks the variables in the symbol table, which is how the checker learns their extents. `used`: a variable that the text
+// never writes, or never reads, must not be folded into a constant: that is a fault to be found.
+#define __shared__ __attribute__((used)) thread_local
 #define __global__ __attribute__((noinline, used))
 #define __device__
 #define __host__

@@ -30,6 +30,8 @@ namespace simt_runtime {
 #include "undefined.h"
 #endif
 
+enum : u64 { KEPT_SHADOW = (u64)256 << 20, KEPT_SLOTS = 4 };  // between launches: fresh pages cost more than the checks
+
 static void prepare(Launch* launch) {
     if (!*launch->pool) *launch->pool = calloc(1, sizeof(Pool));
     Pool* pool = (Pool*)*launch->pool;
@@ -59,13 +61,9 @@ static void prepare(Launch* launch) {
     state.arena = arena;
     arena_clear();
     if (pool->stamp > 0x80000000u) {  // stamps rise from launch to launch, so that shadow memory need not be cleared
-        for (int i = 0; i < MAX_REGIONS; ++i)
-            if (pool->cells[i]) munmap(pool->cells[i], pool->cell_bytes[i]), pool->cells[i] = nullptr, pool->cell_bytes[i] = 0;
+        for (int i = 0; i < MAX_REGIONS; ++i) release_cells(pool->cells[i], pool->cell_bytes[i]);
         for (u32 i = 0; i < pool->slot_count; ++i)
-            for (int k = 0; k < 2; ++k) {
-                Slot* slot = pool->slots[i];
-                if (slot->cells[k]) munmap(slot->cells[k], slot->cell_bytes[k]), slot->cells[k] = nullptr, slot->cell_bytes[k] = 0;
-            }
+            for (int k = 0; k < 2; ++k) release_cells(pool->slots[i]->cells[k], pool->slots[i]->cell_bytes[k]);
         pool->stamp = 0;
     }
     state.stamp = pool->stamp + 1;
@@ -94,13 +92,17 @@ static void finish() {
     for (u32 i = 0; i + 2 < state.launch->region_count; ++i) {
         pool->region_size[i] = state.launch->regions[i].size;
         pool->region_shift[i] = (u8)state.launch->regions[i].shift;
-        if (pool->cell_bytes[i] > (u64)64 << 20) {  // give large shadows back
-            munmap(pool->cells[i], pool->cell_bytes[i]);
-            pool->cells[i] = nullptr;
-            pool->cell_bytes[i] = 0;
+    }
+    u64 kept = 0;
+    for (u32 i = 0; i < MAX_REGIONS; ++i) {
+        kept += pool->cell_bytes[i];
+        if (kept > KEPT_SHADOW) {
+            kept -= pool->cell_bytes[i];
+            release_cells(pool->cells[i], pool->cell_bytes[i]);
         }
     }
 #endif
+    for (u32 i = KEPT_SLOTS; i < state.pool->slot_count; ++i) release_stacks(state.pool->slots[i]);
 }
 
 static u32 slice() {

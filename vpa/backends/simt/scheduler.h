@@ -97,14 +97,22 @@ static void fiber_main() {
 
 // --- Blocks ------------------------------------------------------------------------------------------------------------
 
+static void release_stacks(Slot* slot) {
+    if (slot->stacks) munmap(slot->stacks, (size_t)slot->capacity * STACK_BYTES);
+    free(slot->fibers);
+    free(slot->warps);
+    slot->stacks = nullptr;
+    slot->fibers = nullptr;
+    slot->warps = nullptr;
+    slot->capacity = 0;
+}
+
 static Slot* slot_take(u32 number) {
     Pool* pool = state.pool;
     if (number == pool->slot_count) pool->slots[pool->slot_count++] = (Slot*)calloc(1, sizeof(Slot));
     Slot* slot = pool->slots[number];
     if (slot->capacity >= state.threads) return slot;
-    if (slot->stacks) munmap(slot->stacks, (size_t)slot->capacity * STACK_BYTES);
-    free(slot->fibers);
-    free(slot->warps);
+    release_stacks(slot);
     u32 capacity = (state.threads + 31) & ~31u;
     slot->fibers = (Fiber*)aligned_alloc(alignof(Fiber), capacity * sizeof(Fiber));
     memset((void*)slot->fibers, 0, capacity * sizeof(Fiber));

@@ -171,7 +171,7 @@ struct State {
     Region* static_shared;
     Region* dynamic_shared;
     volatile u32 tick;  // set by the timer: give way at the next opportunity
-    volatile u32 busy;  // the timer may not switch threads now
+    volatile u32 busy;  // above 0: the timer may not switch threads now
     u32 stamp;
     u32 fault;
     u64 next_block, block_count;

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from .errors import CompilerNotFoundError
 
 NAMES = ("g++", "clang++", "zig")
+_OLDEST = {"g++": 11, "clang++": 15}  # volatile accesses told apart; copies of structures that call the checker
 _HOW = (
-    "The simt backend compiles kernel texts for the CPU and needs one of: g++ (11 or later; `apt install g++`), "
-    "clang++ (11 or later; `apt install clang`), or zig (`pip install ziglang`, no system package needed)."
+    f"The simt backend compiles kernel texts for the CPU and needs one of: g++ ({_OLDEST['g++']} or later; `apt install g++`), "
+    f"clang++ ({_OLDEST['clang++']} or later; `apt install clang`), or zig (`pip install ziglang`, no system package needed)"
 )
 
 # Type-based aliasing rules are off because kernels read rows through wider types; contraction is off so that a*b+c rounds
@@ -78,34 +79,37 @@ def find_compiler(name: str | None = None) -> Compiler:
 
     Raises CompilerNotFoundError, which says what to install.
     """
-    if name is None:
-        for candidate in NAMES:
-            compiler = _find(candidate, os.environ.get("PATH", ""))
-            if compiler is not None:
-                return compiler
-        raise CompilerNotFoundError(f"no C++ compiler found. {_HOW}")
-    compiler = _find(name, os.environ.get("PATH", ""))
-    if compiler is None:
-        raise CompilerNotFoundError(f"the compiler {name!r} was not found. {_HOW}")
-    return compiler
+    found, problems = None, []
+    for candidate in NAMES if name is None else (name,):
+        found, problem = _find(candidate, os.environ.get("PATH", ""))
+        if found is not None:
+            return found
+        problems.append(problem)
+    raise CompilerNotFoundError(f"{'; '.join(problems)}. {_HOW}")
 
 
-@functools.lru_cache(maxsize=None)
-def _find(name: str, search_path: str) -> Compiler | None:
+@functools.cache
+def _find(name: str, search_path: str) -> tuple[Compiler | None, str]:
+    """The compiler, or why there is none."""
     if name == "zig":
         if importlib.util.find_spec("ziglang") is None:
-            return None
+            return None, "the package ziglang is not installed"
         identity = f"zig {importlib.metadata.version('ziglang')}"
-        return Compiler("zig", (sys.executable, "-m", "ziglang", "c++"), "clang", identity)
-    path = shutil.which(name, path=search_path)
-    if path is None:
-        return None
-    try:
-        version = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    family = "clang" if "clang" in version else "gcc"
-    major = re.search(r"(\d+)\.\d+", version)
-    if major and int(major[1]) < 11:
-        raise CompilerNotFoundError(f"{path} is too old: {version.splitlines()[0]}. {_HOW}")
-    return Compiler(name, (path,), family, version)
+        return Compiler("zig", (sys.executable, "-m", "ziglang", "c++"), "clang", identity), ""
+    problem = f"{name} is not installed"
+    versions = range(30, 10, -1) if name in _OLDEST else ()  # distributions also install them as clang++-19 and so on
+    for command in (name, *(f"{name}-{version}" for version in versions)):
+        path = shutil.which(command, path=search_path)
+        if path is None:
+            continue
+        try:
+            version = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+        except (OSError, subprocess.SubprocessError) as error:
+            problem = f"{path} does not run ({error})"
+            continue
+        family = "clang" if "clang" in version else "gcc"
+        number = re.search(r"(\d+)\.\d+", version)
+        if number is None or int(number[1]) >= _OLDEST["clang++" if family == "clang" else "g++"]:
+            return Compiler(name, (path,), family, version), ""
+        problem = f"{path} is too old ({version.splitlines()[0]})"
+    return None, problem
