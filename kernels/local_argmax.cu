@@ -12,14 +12,14 @@
 
 #define WARPS (VPA_THREADS / VPA_WARP)
 
-// By value, in constant memory: a table in global memory would put one more dependent read in front of the scan.
+// By value: a table in global memory would put one more dependent read in front of the scan.
 struct Ranges {
     i64 start[VPA_RANGES];     // first local column
     i64 count[VPA_RANGES];     // columns
     i64 first_id[VPA_RANGES];  // global id of the first column
 };
 
-extern "C" __global__ void __launch_bounds__(VPA_THREADS, 1024 / VPA_THREADS)
+extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024)
     local_argmax_candidates(const Word* __restrict__ logits,  // row 0, column 0
                             i64 row_stride,                   // words; any sign, 0 too
                             i64 column_stride,                // likewise
@@ -33,7 +33,9 @@ extern "C" __global__ void __launch_bounds__(VPA_THREADS, 1024 / VPA_THREADS)
 
     u64 best = NO_CANDIDATE;  // of this warp, the same in all its lanes
     i64 before = 0;           // valid columns in earlier ranges
-#pragma unroll
+#if VPA_RANGES > 2            // rare; unrolled, 32 ranges take seconds to compile
+#pragma unroll 1
+#endif
     for (i32 r = 0; r < VPA_RANGES; r++) {
         const i64 skip = larger(from - before, 0);
         const i64 count = smaller(from + chunk - before, ranges.count[r]) - skip;

@@ -10,8 +10,24 @@ typedef unsigned long long u64;
 typedef int i32;
 typedef long long i64;
 
+// HIP, with its headers or with none (hiprtc).
+#if defined(__HIP__) || defined(__HIP_PLATFORM_AMD__)
+#define VPA_HIP 1
+#else
+#define VPA_HIP 0
+#endif
+
 #define VPA_DEVICE static __device__ __forceinline__
 #define VPA_WARP 32
+
+// At most so many registers a thread that blocks of `threads` fill `resident` threads of a multiprocessor (16 blocks
+// for small ones: no device takes fewer). On HIP the second number of __launch_bounds__ means something else.
+#if VPA_HIP
+#define VPA_LAUNCH_BOUNDS(threads, resident) __launch_bounds__(threads)
+#else
+#define VPA_LAUNCH_BOUNDS(threads, resident) \
+    __launch_bounds__(threads, (resident) / (threads) < 16 ? (resident) / (threads) : 16)
+#endif
 
 // Instructions that only NVIDIA has, all of them from compute capability 8.0; every use has a portable form beside it.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -20,7 +36,7 @@ typedef long long i64;
 #define VPA_NVIDIA 0
 #endif
 
-#if defined(__HIP_PLATFORM_AMD__)
+#if VPA_HIP
 #define VPA_SHUFFLE_XOR(value, lane_mask) __shfl_xor((value), (lane_mask), VPA_WARP)
 #else
 #define VPA_SHUFFLE_XOR(value, lane_mask) __shfl_xor_sync(0xFFFFFFFFu, (value), (lane_mask), VPA_WARP)

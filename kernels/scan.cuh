@@ -1,8 +1,8 @@
 // scan.cuh: one warp finds the best key of the columns its lanes walk, then the lowest column that has it.
 //
 // While walking, a lane keeps only its largest key and which loads raised it. The column is searched once, at the end,
-// by the lanes that hold their warp's largest key: searching inside the loop costs 20 to 45 % more on an H200, since
-// some lane of a warp rises in nearly every step.
+// by the lanes that hold their warp's largest key: searching inside the loop costs more, since some lane of
+// a warp rises in nearly every step.
 //
 // Needs VPA_DTYPE; VPA_THREADS, threads of a block, a multiple of 32; VPA_CONTIGUOUS, 1 if columns lie side by side,
 // and then VPA_LOADS, how many 16-byte loads a lane has in flight, and VPA_ONCE, 1 if no lane walks more than those.

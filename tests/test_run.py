@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import mpirun
 from safetensors.numpy import save_file
 
 from vpa import record, run
@@ -58,14 +61,14 @@ def test_times_stand_beside_the_wrong_rows(capsys, tmp_path):
     content = record.read(path)
     timed = [row for row in content["rows"] if row["samples_us"]]
     arms = {row["arm"] for row in timed}
-    assert {"existing", "fused", "fused, again", "floor: plain read"} <= arms
+    assert {"existing (numpy)", "fused", "fused, again", "floor: plain read"} <= arms
     for row in timed:
         assert len(row["samples_us"]) == bench_settings.experiments()["headline"]["cpu"]["rounds"]
         assert row["median_us"] == pytest.approx(np.median(row["samples_us"]), abs=1e-3)
         assert (row["wrong"] is None) == row["arm"].startswith("floor") and not row["wrong"]
     printed = capsys.readouterr().out
     header = next(line for line in printed.splitlines() if "median us" in line)
-    assert "wrong" in header and "/ existing" in header
+    assert "wrong" in header and "ratio" in header
 
 
 def test_a_record_says_what_was_run_and_where(tmp_path, monkeypatch):
@@ -74,7 +77,8 @@ def test_a_record_says_what_was_run_and_where(tmp_path, monkeypatch):
     content = json.loads(path.read_text())
     assert list(content) == ["schema", "experiment", "command", "environment", "rows"]
     assert content["experiment"] == "headline" and content["schema"] == record.SCHEMA
-    assert {"packages", "git", "ranks", "transport", "python"} <= set(content["environment"])
+    assert {"packages", "git", "ranks", "transport", "reason", "python"} <= set(content["environment"])
+    assert {row["seed"] for row in content["rows"]} == {0}
     for row in content["rows"]:
         assert (row["wrong"], row["samples_us"], row["median_us"], row["arm"]) == (0, [], None, "get_top_tokens")
         assert (row["vocab"], row["tp"], row["dtype"]) == (1000, 4, "float32") and row["rows"] in (1, 3)
@@ -114,10 +118,10 @@ def test_a_wrong_token_is_exit_code_1(monkeypatch, capsys):
         (["nonsense"], "no experiment 'nonsense'; there are headline"),
         (["/no/such.toml"], "experiment file /no/such.toml: "),
         (["--rows", "1,two"], "--rows is '1,two'; integers with commas"),
-        (["--rows", "-1"], "rows -1; integers from 0 on"),
+        (["--rows", "-1"], "rows has -1; integers from 0 on"),
         (["--vocab", "many"], "argument --vocab: invalid int value: 'many'"),
         (["--vocab", "0"], "vocab is 0; an integer from 1 on"),
-        (["--dtype", "fp64"], "dtype 'fp64'; bf16, fp16, fp32"),
+        (["--dtype", "fp64"], "dtypes has 'fp64'; bf16, fp16, fp32"),
         (["--tp", "0"], "tp is 0"),
         (["--layout", "triples"], "argument --layout: invalid choice"),
         (["--backend", "cuda"], "argument --backend: invalid choice"),
@@ -141,6 +145,16 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
         ("kind = 'headline'", "question, rows, vocab, dtypes, families, tp, calls, rounds missing"),
         ("nonsense", "experiment file"),
         ("colour = 'red'", "no setting 'colour'"),
+        ("kind = 'timing'", "kind is 'timing'; headline, numpy_backend are accepted"),
+        ("backend = 'cuda'", "backend is 'cuda'; numpy, raw"),
+        ("rows = 5", "rows is 5; a list of integers from 0 on"),
+        ("rows = []", "rows is []; a list of"),
+        ("dtypes = 'fp32'", "dtypes is 'fp32'; a list of bf16"),
+        ("seed = 'x'", "seed is 'x'; an integer"),
+        ("calls = true", "calls is True; an integer from 1 on"),
+        ("question = 1", "question is 1; a text"),
+        ("comm = 'ucx'", "comm is 'ucx'; auto, nccl, mpi, emulated"),
+        ("check_only = 1", "check_only is 1; true or false"),
     ],
 )
 def test_experiment_files_that_do_not_fit(text, message, tmp_path, capsys):
@@ -150,14 +164,39 @@ def test_experiment_files_that_do_not_fit(text, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
+MINE = (
+    "question = 'Does mine run?'\nkind = 'headline'\nrows = [2]\nvocab = 300\ndtypes = ['fp32']\n"
+    "families = ['ties']\ntp = 2\ncalls = 1\nrounds = 3\n"
+)
+
+
 def test_an_experiment_of_ones_own(tmp_path, capsys):
     path = tmp_path / "mine.toml"
-    path.write_text(
-        "question = 'Does mine run?'\nkind = 'headline'\nrows = [2]\nvocab = 300\ndtypes = ['fp32']\n"
-        "families = ['ties']\ntp = 2\ncalls = 1\nrounds = 3\n"
-    )
+    path.write_text(MINE)
     assert run.main([str(path), "--check-only"]) == 0
     assert "mine: Does mine run?" in capsys.readouterr().out
+
+
+def test_a_file_may_name_a_head_and_how_to_communicate(tmp_path, head, capsys):
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE + f"lm_head = '{head}'\n")
+    assert run.main([str(path), "--check-only"]) == 0
+    assert "vocabulary 1000" in capsys.readouterr().out
+    path.write_text(MINE + "lm_head = '/no/such.safetensors'\n")
+    assert run.main([str(path), "--check-only"]) == 2
+
+
+def test_the_numpy_backends_benchmark(capsys):
+    assert run.main(["numpy-backend", "--rows", "2", "--vocab", "3000", "--dtype", "fp16"]) == 0
+    printed = capsys.readouterr().out
+    assert "numpy argmax" in printed and printed.rstrip().endswith("all tokens right")
+
+
+def test_a_batch_script_of_slurm_is_no_job_step(monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert run._launched_rank() is None
+    monkeypatch.setenv("SLURM_STEP_ID", "3")
+    assert run._launched_rank() == 0
 
 
 def test_list_and_env(capsys):
@@ -256,8 +295,39 @@ class TestJobs:
         done = ranks(2, ["-m", "vpa.run", *SMALL, "--json", path], timeout=60)
         assert done.returncode == 0, done.stderr
         timed = [row for row in record.read(path)["rows"] if row["samples_us"]]
-        assert {row["communication"] for row in timed} == {"excluded", "included"}
+        assert {row["gather"] for row in timed} == {"excluded", "included"}
         assert "floor: bare gather" in {row["arm"] for row in timed}
+
+    def test_the_numpy_backends_benchmark_over_ranks(self, ranks):
+        done = ranks(4, ["-m", "vpa.run", "numpy-backend", "--vocab", "65", "--rows", "2"], timeout=60)
+        assert done.returncode == 0 and "without fused: a rank has no column" in done.stdout, done.stderr
+        done = ranks(2, ["-m", "vpa.run", "numpy-backend", "--vocab", "650", "--rows", "2"], timeout=60)
+        assert done.returncode == 0 and "numpy argmax" in done.stdout, done.stderr
+
+    @pytest.mark.parametrize("wrong", [0, 1])
+    def test_a_file_that_one_rank_lacks_is_said_once_and_ends_all(self, head, wrong):
+        paths = [str(head), str(head)]
+        paths[wrong] = "/no/such.safetensors"
+        done = self.each_its_own(["-m", "vpa.run", "--check-only", "--rows", "1", "--lm-head", path] for path in paths)
+        assert done.returncode == 2
+        said = "--lm-head: cannot read /no/such.safetensors"
+        assert done.stderr.count("vpa.run: ") == 1
+        assert f"vpa.run: {'rank 1: ' if wrong else ''}{said}" in done.stderr
+
+    def test_a_rank_that_fails_before_mpi_starts_ends_the_job(self, head):
+        faulty = "import vpa.run\ndef fail(*_): raise KeyError('early')\nvpa.run.open_head = fail\n"
+        start = "import sys, vpa.run\nsys.exit(vpa.run.main(['--check-only', '--rows', '1']))"
+        done = self.each_its_own((["-c", start], ["-c", faulty + start]))
+        assert done.returncode != 0
+        assert "KeyError: 'early'" in done.stderr and "rank 1 failed, so the job ends" in done.stderr
+
+    @staticmethod
+    def each_its_own(programs) -> subprocess.CompletedProcess:
+        """One rank for each list of arguments to Python."""
+        command = [mpirun()]
+        for number, arguments in enumerate(programs):
+            command += [*([":"] if number else []), "-n", "1", sys.executable, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     def test_bad_usage_is_said_once(self, ranks):
         for arguments in (["nonsense"], ["--tp", "3"], ["--comm", "emulated"]):

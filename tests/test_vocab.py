@@ -25,7 +25,7 @@ from vpa.vocab import MAX_RANGES, SPLIT_ALIGNMENT, split_chunk, split_runs
 def test_padding_table(org, added, tp, width, valid):
     shards = shard_vocab(org, tp, added_vocab_size=added)
     assert [shard.width for shard in shards] == [width] * tp
-    assert [shard.valid for shard in shards] == valid
+    assert [shard.num_valid for shard in shards] == valid
     assert all(shard.vocab_size == org + added and shard.tp_size == tp for shard in shards)
 
 
@@ -129,7 +129,7 @@ def shards(draw):
 @settings(max_examples=200, deadline=None)
 def test_splits_cover_each_valid_column_once_in_chunks(shard, splits):
     runs = split_runs(shard, splits)
-    chunk = split_chunk(shard.valid, splits)
+    chunk = split_chunk(shard.num_valid, splits)
     seen, per_split = np.full(shard.width, -1), np.zeros(splits, int)
     for split, start, count, first_id in runs:
         assert count > 0 and (seen[start : start + count] == -1).all()

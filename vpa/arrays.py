@@ -30,7 +30,10 @@ _DLPACK_BFLOAT = 4  # kDLBfloat
 
 @dataclass(frozen=True)
 class Given:
-    """A caller's array as ``array`` (NumPy or CuPy, no copy), and how to hand a result back in the caller's library."""
+    """A caller's array as ``array`` (NumPy or CuPy, no copy), and how to hand a result back in the caller's library.
+
+    ``give_back`` also makes the other library's current stream wait for CuPy's.
+    """
 
     array: Any
     give_back: Callable[[Any], Any]
@@ -48,7 +51,11 @@ def namespace(array: Any) -> ModuleType:
 
 def given(argument: Any, name: str) -> Given:
     """Take ``argument`` as a NumPy or CuPy array; ``TypeError`` if it is neither and does not speak DLPack."""
-    if isinstance(argument, np.ndarray) or _is_cupy(argument):
+    if isinstance(argument, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array; fill it (.filled(...)) or take its .data: a mask would be ignored")
+    if isinstance(argument, np.ndarray):
+        return Given(np.asarray(argument), lambda result: result)  # a memmap or matrix as a plain array over its memory
+    if _is_cupy(argument):
         return Given(argument, lambda result: result)
     if not hasattr(argument, "__dlpack__") or not hasattr(argument, "__dlpack_device__"):
         raise TypeError(
@@ -56,21 +63,23 @@ def given(argument: Any, name: str) -> Given:
             f"array with __dlpack__ (torch, jax, ...) is accepted"
         )
     try:
-        array = _from_dlpack(argument)
+        return Given(_from_dlpack(argument), _library(argument).from_dlpack)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise TypeError(f"{name} cannot be taken through DLPack: {error}") from error
-    return Given(array, _library(argument).from_dlpack)
 
 
 def check_logits(array: Any, width: int) -> None:
-    """Raise unless ``array`` is [rows, width] of a logits dtype, aligned to it, with strides of whole elements."""
+    """Raise unless ``array`` is [rows, width] of a logits dtype, aligned to it, with strides of whole elements.
+
+    A CuPy array has to be on the current GPU: a kernel would be launched there, not where the array is.
+    """
     check_logits_dtype(array.dtype)
+    check_device(array, "logits")
     if array.ndim != 2 or array.shape[1] != width:
         raise ValueError(
             f"logits have shape {array.shape}; this shard takes [rows, {width}]: all local columns, padding too"
         )
-    itemsize = array.dtype.itemsize
-    if any(stride % itemsize for stride in array.strides) or address(array) % itemsize:
+    if not _is_aligned(array):
         raise ValueError(
             f"logits start at or step by a fraction of a {array.dtype} (strides of {array.strides} bytes); "
             f"copy them first"
@@ -93,7 +102,7 @@ def check_logits_dtype(dtype: Any) -> np.dtype:
 
 def check_layout(layout: str, vocab_size: int | None = None) -> None:
     """Raise unless ``layout`` is known and exact for all ids of the vocabulary."""
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; {' and '.join(map(repr, LAYOUTS))} are accepted")
     if layout == "pairs" and vocab_size is not None and vocab_size > MAX_PAIRS_VOCAB_SIZE:
         raise ValueError(
@@ -103,8 +112,9 @@ def check_layout(layout: str, vocab_size: int | None = None) -> None:
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, like: Any, name: str = "out") -> None:
     """Raise unless ``out`` can take a result: shape, dtype, C-contiguous, writeable, of the library of ``like``."""
-    if type(out) is not type(like):
-        raise TypeError(f"{name} is a {type(out).__name__}; the result is a {type(like).__module__} array")
+    if is_host(out) != is_host(like):
+        raise TypeError(f"{name} is a {namespace(out).__name__} array, the input a {namespace(like).__name__} array")
+    check_device(out, name)
     if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
         kind = "" if out.flags.c_contiguous else "non-contiguous "
         raise ValueError(
@@ -112,11 +122,41 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, like: Any, name
         )
     if is_host(out) and not out.flags.writeable:
         raise ValueError(f"{name} is read-only")
+    if not _is_aligned(out):
+        raise ValueError(f"{name} starts at a fraction of a {out.dtype}")
 
 
-def address(array: Any) -> int:
-    """Address of element [0, ..., 0]."""
-    return array.ctypes.data if is_host(array) else array.data.ptr
+def target(out: Any, shape: tuple[int, ...], dtype: np.dtype, like: Given, name: str = "out") -> Given:
+    """Where a result goes: the caller's ``out``, checked, or fresh memory of the library of ``like``."""
+    if out is None:
+        return Given(namespace(like.array).empty(shape, dtype), like.give_back)
+    taken = given(out, name)
+    check_out(taken.array, shape, dtype, like.array, name)
+    return taken
+
+
+def returned(target: Given, out: Any) -> Any:
+    """What a function returns after writing ``target``: the caller's own ``out``, or the fresh array in its library."""
+    result = target.give_back(target.array)
+    return result if out is None else out
+
+
+def check_device(array: Any, name: str) -> None:
+    """Raise ``ValueError`` for a CuPy array that is not on the current GPU."""
+    if is_host(array):
+        return
+    current = namespace(array).cuda.runtime.getDevice()
+    if array.device.id != current:
+        raise ValueError(
+            f"{name} is on GPU {array.device.id}, the current GPU is {current}; call it inside `with array.device:`"
+        )
+
+
+def _is_aligned(array: Any) -> bool:
+    """Whether the array starts at, and steps by, whole elements."""
+    address = array.ctypes.data if is_host(array) else array.data.ptr
+    itemsize = array.dtype.itemsize
+    return address % itemsize == 0 and not any(stride % itemsize for stride in array.strides)
 
 
 def _is_cupy(argument: Any) -> bool:
@@ -128,7 +168,11 @@ def _library(argument: Any) -> Any:
     """The module with ``from_dlpack`` that ``argument`` comes from."""
     if hasattr(argument, "__array_namespace__"):
         return argument.__array_namespace__()
-    return sys.modules[type(argument).__module__.partition(".")[0]]
+    for kind in type(argument).__mro__:  # a subclass may come from a package of its own
+        module = sys.modules[kind.__module__.partition(".")[0]]
+        if hasattr(module, "from_dlpack"):
+            return module
+    raise TypeError(f"no module of {type(argument).__qualname__} has from_dlpack, to give a result back")
 
 
 def _from_dlpack(argument: Any) -> Any:

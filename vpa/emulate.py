@@ -19,6 +19,7 @@ def emulate_top_tokens(
     shards_of_logits: one [B, width] array per shard, all of one library, dtype and B. Other arguments, the result and
     the errors are those of ``get_top_tokens``.
     """
+    shards_of_logits, shards = _listed("shards_of_logits", shards_of_logits), _listed("shards", shards)
     if len(shards_of_logits) != len(shards) or not shards:
         raise ValueError(f"{len(shards_of_logits)} arrays of logits for {len(shards)} shards; one for each is accepted")
     taken = [arrays.given(logits, f"shards_of_logits[{rank}]") for rank, logits in enumerate(shards_of_logits)]
@@ -39,6 +40,12 @@ def emulate_top_tokens(
         part = gathered[rank * rows : (rank + 1) * rows]
         local_argmax_candidates(one.array, shard, layout=layout, splits=SPLITS, out=part, backend=backend)
     return taken[0].give_back(pick_from_candidates(gathered, rows, backend=backend))
+
+
+def _listed(name: str, argument: Any) -> list[Any]:
+    if not isinstance(argument, Sequence):
+        raise TypeError(f"{name} is a {type(argument).__name__}; a list or tuple with one entry per rank is accepted")
+    return list(argument)
 
 
 def _kind(array: Any) -> str:

@@ -26,18 +26,15 @@ def pick_from_candidates(gathered: Any, num_rows: int, *, out: Any = None, backe
     num_rows = operator.index(num_rows)
     _check(candidates, num_rows)
     module = backends.select(backend, candidates)
-    library = arrays.namespace(candidates)
-    if out is None:
-        target = library.empty(num_rows, np.int64)
-    else:
-        target = arrays.given(out, "out").array
-        arrays.check_out(target, (num_rows,), np.dtype(np.int64), like=candidates)
+    target = arrays.target(out, (num_rows,), np.dtype(np.int64), taken)
     if num_rows:
-        module.pick_from_candidates(library.ascontiguousarray(candidates), num_rows, target)
-    return taken.give_back(target) if out is None else out
+        contiguous = arrays.namespace(candidates).ascontiguousarray(candidates)
+        module.pick_from_candidates(contiguous, num_rows, target.array)
+    return arrays.returned(target, out)
 
 
 def _check(candidates: Any, num_rows: int) -> None:
+    arrays.check_device(candidates, "gathered")
     layouts = ", ".join(f"{dtype} ({name})" for name, (_, dtype) in arrays.LAYOUTS.items())
     numbers = {dtype: count for count, dtype in arrays.LAYOUTS.values()}.get(candidates.dtype)
     if numbers is None:

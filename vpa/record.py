@@ -29,7 +29,8 @@ def environment(comm: Any = None) -> dict[str, Any]:
         "packages": _packages(),
         "git": _git(),
         "ranks": [here] if comm is None else comm.exchange(here),
-        "transport": None if comm is None else getattr(comm, "transport", type(comm).__name__),
+        "transport": None if comm is None else comm.transport,
+        "reason": None if comm is None else comm.reason,
         "nccl": nccl_version(),
     }
 

@@ -14,38 +14,59 @@ from vpa import record
 Row = dict[str, Any]
 Table = list[list[str]]
 
+#: What arms are compared with, the first that a table has: the existing path of an engine, of CuPy, of NumPy.
+_REFERENCES = ("existing (torch)", "existing (cupy)", "existing (numpy)", "numpy argmax")
+
 
 def check_table(rows: Iterable[Row]) -> Table:
     """One line for each input and dtype that was checked: the batch sizes, and how many rows had a wrong token."""
     table = [["input", "dtype", "vocab", "tp", "rows", "wrong"]]
-    for group in _grouped((row for row in rows if not row["samples_us"]), "input", "dtype", "vocab", "tp"):
+    checked = (row for row in rows if not row["samples_us"] and not row["skipped"])
+    for group in _grouped(checked, "input", "dtype", "vocab", "tp"):
         sizes = " ".join(str(row["rows"]) for row in group)
         wrong = sum(row["wrong"] for row in group)
         table.append([*(str(group[0][key]) for key in ("input", "dtype", "vocab", "tp")), sizes, str(wrong)])
     return table
 
 
-def time_table(rows: Iterable[Row], reference: str = "existing") -> Table:
-    """One line for each time: the median with the 10th and 90th percentile, and its ratio to the reference arm."""
-    table = [["rows", "dtype", "gather", "mode", "arm", "wrong", "median us", "p10-p90 us", f"/ {reference}"]]
-    for group in _grouped((row for row in rows if row["samples_us"]), "rows", "dtype", "communication", "mode"):
-        base = next((row["median_us"] for row in group if row["arm"] == reference), None)
+def time_table(rows: Iterable[Row]) -> Table:
+    """One line for each time: the median with the 10th and 90th percentile, and its ratio to the reference arm's."""
+    table = [
+        [
+            "rows",
+            "input",
+            "dtype",
+            "gather",
+            "mode",
+            "cache",
+            "arm",
+            "kernels",
+            "wrong",
+            "median us",
+            "p10-p90 us",
+            "ratio",
+        ]
+    ]
+    for group in _grouped(_timed(rows), "rows", "input", "dtype", "gather", "mode", "cache"):
+        base = _reference([row["arm"] for row in group])
+        medians = {row["arm"]: row["median_us"] for row in group}
         for row in group:
             low, high = np.percentile(row["samples_us"], [10, 90])
-            ratio = "" if base is None or row["wrong"] is None else f"{row['median_us'] / base:.2f}"
-            cells = [str(row[key]) for key in ("rows", "dtype", "communication", "mode", "arm")]
+            ratio = "" if base is None or row["wrong"] is None else f"{row['median_us'] / medians[base]:.2f}"
+            cells = [str(row[key]) for key in ("rows", "input", "dtype", "gather", "mode", "cache", "arm")]
+            kernels = "" if row["kernels"] is None else f"{row['kernels']:g}"
             wrong = "-" if row["wrong"] is None else str(row["wrong"])
-            table.append([*cells, wrong, _us(row["median_us"]), f"{_us(low)}-{_us(high)}", ratio])
+            table.append([*cells, kernels, wrong, _us(row["median_us"]), f"{_us(low)}-{_us(high)}", ratio])
     return table
 
 
 def pivot_tables(rows: Sequence[Row]) -> dict[str, Table]:
-    """For each gather and mode one table: a line for each batch size, the median of each arm, and our arm's ratios."""
+    """For each input, gather, mode and cache one table: a line for each batch size, each arm's median, our ratios."""
     tables = {}
-    for group in _grouped((row for row in rows if row["samples_us"]), "dtype", "communication", "mode"):
+    for group in _grouped(_timed(rows), "input", "dtype", "gather", "mode", "cache"):
         first = group[0]
         arms = list(dict.fromkeys(row["arm"] for row in group))
-        references = [arm for arm in arms if arm.startswith("existing") and "fused" in arms]
+        references = [arm for arm in arms if arm.startswith(_REFERENCES) and "fused" in arms]
         table = [["rows", *(f"{arm}, us" for arm in arms), *(f"fused / {arm}" for arm in references), "wrong"]]
         for line in _grouped(group, "rows"):
             medians = {row["arm"]: row["median_us"] for row in line}
@@ -53,15 +74,16 @@ def pivot_tables(rows: Sequence[Row]) -> dict[str, Table]:
             ratios = [f"{medians['fused'] / medians[arm]:.2f}" if arm in medians else "" for arm in references]
             wrong = sum(row["wrong"] or 0 for row in line)
             table.append([str(line[0]["rows"]), *times, *ratios, str(wrong)])
-        title = f"{first['dtype']} [rows, {first['columns']}], tp {first['tp']}, {first['mode']}"
-        tables[title + (f", gather {first['communication']}" if first["communication"] else "")] = table
+        words = [f"{first['dtype']} [rows, {first['columns']}]", f"tp {first['tp']}", first["input"], first["mode"]]
+        words += [f"{first['cache']} cache", *([f"gather {first['gather']}"] if first["gather"] else [])]
+        tables[", ".join(words)] = table
     return tables
 
 
 def text(table: Table) -> str:
     """A table for a terminal: columns aligned, numbers to the right."""
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    numeric = [all(_is_number(line[column]) for line in table[1:]) for column in range(len(table[0]))]
+    numeric = _numeric(table)
     lines = []
     for line in table:
         cells = [c.rjust(w) if n else c.ljust(w) for c, w, n in zip(line, widths, numeric, strict=True)]
@@ -71,7 +93,7 @@ def text(table: Table) -> str:
 
 def markdown(table: Table) -> str:
     """A table as Markdown."""
-    lines = [table[0], ["---:" if i else "---" for i in range(len(table[0]))], *table[1:]]
+    lines = [table[0], ["---:" if numeric else "---" for numeric in _numeric(table)], *table[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -80,6 +102,8 @@ def print_rows(rows: Sequence[Row], out: Callable[[str], None] = print) -> None:
     for table in (check_table(rows), time_table(rows)):
         if len(table) > 1:
             out(text(table) + "\n")
+    for arm, reason in dict.fromkeys((row["arm"], row["skipped"]) for row in rows if row["skipped"]):
+        out(f"without {arm}: {reason}\n")
 
 
 def describe(content: dict[str, Any]) -> str:
@@ -93,7 +117,8 @@ def describe(content: dict[str, Any]) -> str:
     git = env["git"] or {"revision": "unknown", "dirty": False}
     revision = git["revision"][:12] + (", changed" if git["dirty"] else "")
     return (
-        f"`{content['command']}` on {ranks} rank{'s' if ranks > 1 else ''} ({device}, transport {env['transport']}); "
+        f"`{content['command']}` on {ranks} rank{'s' if ranks > 1 else ''} ({device}; {env['transport']}: "
+        f"{env['reason']}); "
         f"{versions}; revision {revision}."
     )
 
@@ -104,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("records", nargs="+", metavar="RECORD.json")
     parser.add_argument("--arms", metavar="ARM,...", help="only these arms (default: all)")
     parser.add_argument("--mode", choices=("captured", "eager", "host"), help="only times of this mode (default: all)")
+    parser.add_argument("--cache", choices=("hot", "cold"), help="only times with this cache (default: both)")
     options = parser.parse_args(arguments)
     arms = options.arms.split(",") if options.arms else None
     for path in options.records:
@@ -113,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"vpa.report: {error}", file=sys.stderr)
             return 2
         print(describe(content))
-        rows = [row for row in content["rows"] if row["samples_us"] and (options.mode in (None, row["mode"]))]
+        wanted = {key: value for key, value in (("mode", options.mode), ("cache", options.cache)) if value}
+        rows = [row for row in _timed(content["rows"]) if all(row[key] == value for key, value in wanted.items())]
         unknown = sorted(set(arms or ()) - {row["arm"] for row in rows})
         if unknown:
             there = ", ".join(dict.fromkeys(row["arm"] for row in rows))
@@ -127,6 +154,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _timed(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row["samples_us"]]
+
+
+def _reference(arms: Sequence[str]) -> str | None:
+    return next((arm for arm in _REFERENCES if arm in arms), None)
+
+
 def _grouped(rows: Iterable[Row], *keys: str) -> list[list[Row]]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -136,6 +171,11 @@ def _grouped(rows: Iterable[Row], *keys: str) -> list[list[Row]]:
 
 def _us(value: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def _numeric(table: Table) -> list[bool]:
+    """Which columns hold numbers."""
+    return [all(_is_number(line[column]) for line in table[1:]) for column in range(len(table[0]))]
 
 
 def _is_number(cell: str) -> bool:

@@ -20,8 +20,9 @@ from vpa.bench.settings import Settings, UsageError
 
 RIGHT, WRONG, USAGE = 0, 1, 2
 
-#: Variables by which launchers (MPICH, Open MPI, PMIx, Slurm) tell a process its rank before MPI starts.
-_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+#: Variables by which launchers (MPICH, Open MPI, PMIx, Cray's PALS, Flux, Slurm's srun) tell a process its rank before
+#: MPI starts. Slurm sets the last one in a batch script too, which is no step and starts no ranks.
+_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PALS_RANKID", "FLUX_TASK_RANK", "SLURM_PROCID")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,20 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         options = _parser().parse_args(arguments)
-        if options.experiment == "list":
-            return _list()
-        if options.experiment == "env":
-            return _env()
-        plan = _Plan.of(options)
-        plan.settle(gpu=_gpu_is_visible())
-    except UsageError as error:
+        given = _given(options)
+    except UsageError as error:  # of the command line alone: every rank finds it, before MPI starts
         return _usage(error)
-    return _all_ranks_or_none(lambda: _run(plan))
+    if options.experiment == "list":
+        return _list()
+    if options.experiment == "env":
+        return _env()
+    return _all_ranks_or_none(lambda: _run(options.experiment, given, options.json))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """The command line with the files that it names, read and checked before MPI starts."""
+    """The command line together with the files that it names."""
 
     name: str
     contents: dict[str, Any]
@@ -53,36 +53,28 @@ class _Plan:
     json: str | None
 
     @classmethod
-    def of(cls, options: argparse.Namespace) -> _Plan:
-        name, contents = bench_settings.load(options.experiment)
-        given = {
-            "rows": _integers("--rows", options.rows),
-            "vocab": options.vocab,
-            "dtypes": None if options.dtype is None else options.dtype.split(","),
-            "backend": options.backend,
-            "comm": options.comm,
-            "tp": options.tp,
-            "layout": options.layout,
-            "lm_head": options.lm_head,
-            "hidden": options.hidden,
-            "seed": options.seed,
-            "check_only": options.check_only or None,
-        }
-        if options.json:
+    def of(cls, experiment: str, given: dict[str, Any], json: str | None) -> _Plan:
+        """Read and check the files; ``UsageError`` for one that is missing here, or does not fit."""
+        name, contents = bench_settings.load(experiment)
+        settings = bench_settings.settle(name, contents, given, gpu=False)
+        if json:
             try:
-                record.check_new(options.json)
+                record.check_new(json)
             except ValueError as error:
                 raise UsageError(f"--json: {error}") from error
-        source = open_head(options.lm_head, options.hidden)
+        source = open_head(settings.lm_head, settings.hidden)
         if source is not None:
-            if options.vocab not in (None, source.head.vocab_size):
+            if given["vocab"] not in (None, source.head.vocab_size):
                 raise UsageError(
-                    f"--vocab is {options.vocab}; the head has {source.head.vocab_size} rows: leave it out"
+                    f"--vocab is {given['vocab']}; the head has {source.head.vocab_size} rows: leave it out"
                 )
-            given["vocab"] = source.head.vocab_size
+            given = {**given, "vocab": source.head.vocab_size}
             if source.rows is not None:
                 given["rows"] = given["rows"] or [source.rows]
-        return cls(name, contents, given, source, options.json)
+        plan = cls(name, contents, given, source, json)
+        plan.settle(gpu=True)
+        plan.settle(gpu=False)
+        return plan
 
     def settle(self, gpu: bool) -> Settings:
         """The settings where all ranks have a GPU, or where not all have one."""
@@ -92,10 +84,26 @@ class _Plan:
         return settings
 
 
-def _run(plan: _Plan) -> int:
-    host_only = plan.settle(gpu=False).backend == "numpy"
+def _run(experiment: str, given: dict[str, Any], json: str | None) -> int:
+    plan, error = None, None
     try:
-        with _communicator(plan.given["comm"] or "auto", host_only) as comm:
+        plan = _Plan.of(experiment, given, json)
+    except UsageError as failure:
+        error = failure
+    if _launched_rank() is None:
+        return _usage(error) if error else _with_communicator(plan)
+    with vpa.comm.from_mpi("mpi") as everyone:  # a file may be missing on one rank only: all are told
+        told = [(rank, text) for rank, text in enumerate(everyone.exchange(error and str(error))) if text]
+    if told:
+        rank, text = told[0]
+        return _usage(UsageError(text if rank == 0 else f"rank {rank}: {text}"))
+    return _with_communicator(plan)
+
+
+def _with_communicator(plan: _Plan) -> int:
+    settings = plan.settle(gpu=False)
+    try:
+        with _communicator(settings.comm, host_only=settings.backend == "numpy") as comm:
             return _experiment(plan, comm)
     except UsageError as error:  # the same on every rank: it comes of what all ranks have alike
         return _usage(error)
@@ -117,15 +125,10 @@ def _communicator(wanted: str, host_only: bool) -> Any:
     return vpa.comm.solo()
 
 
-def _emulated_ranks(plan: _Plan, settings: Settings) -> int:
-    """How many ranks a process alone plays: as many as asked for, else the experiment's; one under a launcher."""
-    return 1 if plan.given["tp"] is None and _launched_rank() is not None else settings.tp
-
-
 def _experiment(plan: _Plan, comm: Any) -> int:
     emulates = comm.transport == "solo"
     on_gpu = _gpu_is_visible() if emulates else comm.device is not None
-    gpu = all(comm.exchange(on_gpu and plan.settle(gpu=False).backend != "numpy"))
+    gpu = all(comm.exchange(on_gpu)) and plan.settle(gpu=False).backend != "numpy"
     settings = plan.settle(gpu)
     if not emulates and plan.given["tp"] not in (None, comm.size):
         raise UsageError(f"--tp is {settings.tp}, the job has {comm.size} ranks; --tp is for one process that emulates")
@@ -152,13 +155,18 @@ def _experiment(plan: _Plan, comm: Any) -> int:
     rows = list(experiment.run(settings, job, plan.source, progress))
     progress("")
     env = record.environment(comm)  # after the work: clocks as they were for it
-    wrong = sum(row["wrong"] or 0 for row in rows if not row["peer"])
+    wrong = sum(row["wrong"] or 0 for row in rows if not row["external"])
     if rank0:
         report.print_rows(rows)
         if plan.json:
             record.write(plan.json, settings.experiment, env, rows)
     say(f"{wrong} wrong rows" if wrong else "all tokens right")
     return WRONG if wrong else RIGHT
+
+
+def _emulated_ranks(plan: _Plan, settings: Settings) -> int:
+    """How many ranks a process alone plays: as many as asked for, else the experiment's; one under a launcher."""
+    return 1 if plan.given["tp"] is None and _launched_rank() is not None else settings.tp
 
 
 def _all_ranks_or_none(body: Callable[[], int]) -> int:
@@ -169,8 +177,13 @@ def _all_ranks_or_none(body: Callable[[], int]) -> int:
     try:
         return body()
     except BaseException as error:
-        mpi = sys.modules.get("mpi4py.MPI")
-        if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
+        if _launched_rank() is None:
+            raise
+        from mpi4py import (
+            MPI as mpi,
+        )  # also where this rank failed before MPI started: the others are on their way to it
+
+        if mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
             raise
         sys.stdout.flush()
         print(f"vpa.run: rank {mpi.COMM_WORLD.Get_rank()} failed, so the job ends", file=sys.stderr)
@@ -218,7 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--vocab", type=int, metavar="N", help="vocabulary size")
     add("--dtype", metavar="NAME,...", help="bf16, fp16, fp32: dtypes to check; the first is timed")
     add("--backend", choices=backends.BACKENDS, help="default: raw with a GPU, numpy without")
-    add("--comm", choices=("auto", "nccl", "mpi", "emulated"), help="how ranks communicate (default: auto)")
+    add("--comm", choices=bench_settings.COMMS, help="how ranks communicate (default: auto)")
     add("--tp", type=int, metavar="N", help="ranks that one process emulates, if it runs without mpirun")
     add("--layout", choices=("packed", "pairs"), help="of the candidates (default: packed)")
     add("--lm-head", metavar="FILE.safetensors[:TENSOR]", help="scan the logits of a real head [vocabulary, hidden]")
@@ -249,7 +262,8 @@ def _usage(error: UsageError) -> int:
 def _launched_rank() -> int | None:
     """This process's rank as its launcher tells it; None where no launcher did."""
     for variable in _RANK_VARIABLES:
-        if os.environ.get(variable, "").isdigit():
+        in_batch_script = variable == "SLURM_PROCID" and not os.environ.get("SLURM_STEP_ID", "").isdigit()
+        if os.environ.get(variable, "").isdigit() and not in_batch_script:
             return int(os.environ[variable])
     return None
 
@@ -280,6 +294,23 @@ def _progress(shown: bool) -> Callable[[str], None]:
             print(f"\r\x1b[K{doing}", end="", file=sys.stderr, flush=True)
 
     return progress
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the command line gives; None for those that it leaves to the experiment."""
+    return {
+        "rows": _integers("--rows", options.rows),
+        "vocab": options.vocab,
+        "dtypes": None if options.dtype is None else options.dtype.split(","),
+        "backend": options.backend,
+        "comm": options.comm,
+        "tp": options.tp,
+        "layout": options.layout,
+        "lm_head": options.lm_head,
+        "hidden": options.hidden,
+        "seed": options.seed,
+        "check_only": options.check_only or None,
+    }
 
 
 def _integers(option: str, text: str | None) -> list[int] | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
+
+import numpy as np
 
 from vpa import arrays, backends
 from vpa.vocab import VocabShard
@@ -37,13 +38,9 @@ def local_argmax_candidates(
     module = check(taken.array, shard, layout, splits, backend)
     shape = candidates_shape(len(taken.array), layout, splits)
     dtype = arrays.LAYOUTS[layout][1]
-    if out is None:
-        target = arrays.namespace(taken.array).empty(shape, dtype)
-    else:
-        target = arrays.given(out, "out").array
-        arrays.check_out(target, shape, dtype, like=taken.array)
-    module.local_argmax_candidates(taken.array, shard, layout, splits, target)
-    return taken.give_back(target) if out is None else out
+    target = arrays.target(out, shape, dtype, taken)
+    module.local_argmax_candidates(taken.array, shard, layout, splits, target.array)
+    return arrays.returned(target, out)
 
 
 def check(logits: Any, shard: VocabShard, layout: str, splits: int, backend: str | None) -> Any:
@@ -52,8 +49,8 @@ def check(logits: Any, shard: VocabShard, layout: str, splits: int, backend: str
         raise TypeError(f"shard is a {type(shard).__name__}; a vpa.VocabShard is accepted")
     arrays.check_layout(layout, shard.vocab_size)
     arrays.check_logits(logits, shard.width)
-    if operator.index(splits) < 1:
-        raise ValueError(f"splits is {splits}; it is at least 1")
+    if not isinstance(splits, (int, np.integer)) or splits < 1:
+        raise ValueError(f"splits is {splits!r}; an integer from 1 on is accepted")
     return backends.select(backend, logits)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vpa import arrays, backends
-from vpa.comm import agree
+from vpa.comm import agree, check_communicator
 from vpa.scan import SPLITS, candidates_shape, check
 from vpa.vocab import VocabShard
 
@@ -28,6 +28,7 @@ def get_top_tokens(
     order of ``vpa.order``. Raises ``TypeError`` or ``ValueError`` on every rank where one rank's arguments do not fit,
     or the ranks' rows, dtypes or layouts differ; that takes an exchange over the host, which ``TopTokens`` saves.
     """
+    check_communicator(comm)
     taken, module, error = None, None, None
     try:
         taken = arrays.given(logits, "logits")
@@ -65,6 +66,7 @@ class TopTokens:
         layout: str = "packed",
         backend: str | None = None,
     ) -> None:
+        check_communicator(comm)
         self.shard, self.comm, self.layout, self.backend = shard, comm, layout, backend
         error = None
         try:
@@ -90,21 +92,24 @@ class TopTokens:
         try:
             taken = arrays.given(logits, "logits")
             module = self._check(taken.array)
-            target = self._target(taken.array, out)
+            self._check_capturing(taken.array, out)
+            target = arrays.target(out, (len(taken.array),), np.dtype(np.int64), taken)
         except Exception as failure:
             error = failure
-        if getattr(self.comm, "transport", "") == "mpi":
+        if not getattr(self.comm, "capturable", False):  # then it passes through the host anyway
             agree(self.comm, {} if error else {"rows": len(taken.array)}, error)
         elif error is not None:
             raise error
         buffers = self._planned(taken.array)
+
+        def enqueue() -> None:
+            _enqueue(module, taken.array, self.shard, self.comm, self.layout, buffers, target.array)
+
         if arrays.is_host(taken.array):
-            _enqueue(module, taken.array, self.shard, self.comm, self.layout, buffers, target)
+            enqueue()
         else:
-            self._in_stream_order(
-                lambda: _enqueue(module, taken.array, self.shard, self.comm, self.layout, buffers, target)
-            )
-        return taken.give_back(target) if out is None else out
+            self._in_stream_order(enqueue)
+        return arrays.returned(target, out)
 
     def capture(self, logits: Any) -> CapturedTopTokens:
         """Capture the call on ``logits`` [B, width], a GPU array, into one CUDA graph. Every rank calls it, B alike.
@@ -118,11 +123,7 @@ class TopTokens:
             module = self._check(array)
             if arrays.is_host(array):
                 raise ValueError("a CUDA graph is captured from GPU arrays; got a NumPy array")
-            if not getattr(self.comm, "capturable", False):
-                raise ValueError(
-                    f"collectives over transport {getattr(self.comm, 'transport', '?')!r} cannot be captured; "
-                    f"use vpa.comm.from_mpi('nccl'), or call without capturing"
-                )
+            _check_capturable(self.comm)
         except Exception as failure:
             error = failure
         agree(self.comm, {} if error else {"rows": len(array), "call": "capture"}, error)
@@ -146,22 +147,20 @@ class TopTokens:
         _check_comm(self.shard, self.comm, logits)
         return module
 
-    def _target(self, logits: Any, out: Any) -> Any:
-        if out is not None:
-            target = arrays.given(out, "out").array
-            arrays.check_out(target, (len(logits),), np.dtype(np.int64), like=logits)
-            return target
-        library = arrays.namespace(logits)
-        if not arrays.is_host(logits) and library.cuda.get_current_stream().is_capturing():
+    def _check_capturing(self, logits: Any, out: Any) -> None:
+        """Raise if the caller captures the current stream and this call cannot be part of that."""
+        if arrays.is_host(logits) or not arrays.namespace(logits).cuda.get_current_stream().is_capturing():
+            return
+        _check_capturable(self.comm)
+        if "cupy" not in self._buffers:
+            raise RuntimeError("the first call cannot be captured: call once before the capture, or use capture()")
+        if out is None:
             raise ValueError("inside a capture of your own the result's memory must outlive the call: pass out=")
-        return library.empty(len(logits), np.int64)
 
     def _planned(self, logits: Any) -> _Buffers:
         """The buffers for a call, from those made for ``max_rows`` at the first call with this array library."""
         name = arrays.namespace(logits).__name__
         if name not in self._buffers:
-            if name == "cupy" and arrays.namespace(logits).cuda.get_current_stream().is_capturing():
-                raise RuntimeError("the first call cannot be captured: call once before the capture, or use capture()")
             self._buffers[name] = _Buffers.fresh(logits, self.max_rows, self.shard.tp_size, self.layout)
         return self._buffers[name].of(len(logits), self.max_rows)
 
@@ -260,6 +259,14 @@ def _facts(shard: VocabShard, layout: str, dtype: Any, **more: int) -> dict[str,
     return {**more, "dtype": str(dtype), "layout": layout, "tp_size": shard.tp_size, "vocab_size": shard.vocab_size}
 
 
+def _check_capturable(comm: Any) -> None:
+    if not getattr(comm, "capturable", False):
+        raise ValueError(
+            f"collectives over transport {getattr(comm, 'transport', '?')!r} cannot be captured; "
+            f"use vpa.comm.from_mpi('nccl'), or call without capturing"
+        )
+
+
 def _check_comm(shard: VocabShard, comm: Any, logits: Any = None) -> None:
     if (shard.rank, shard.tp_size) != (comm.rank, comm.size):
         raise ValueError(
@@ -268,8 +275,12 @@ def _check_comm(shard: VocabShard, comm: Any, logits: Any = None) -> None:
         )
     if logits is None:
         return
-    if getattr(comm, "transport", "") == "nccl":
-        if arrays.is_host(logits):
-            raise TypeError("transport 'nccl' carries GPU arrays; got a NumPy array: use vpa.comm.from_mpi('mpi')")
-        if logits.device.id != comm.device:
-            raise ValueError(f"logits are on GPU {logits.device.id}; this rank's communicator is on GPU {comm.device}")
+    library = arrays.namespace(logits).__name__
+    if library not in getattr(comm, "carries", (library,)):
+        raise TypeError(
+            f"transport {comm.transport!r} carries {' and '.join(comm.carries)} arrays; got a {library} array: "
+            f"use vpa.comm.from_mpi('mpi')"
+        )
+    device = getattr(comm, "device", None)
+    if library == "cupy" and device is not None and logits.device.id != device:
+        raise ValueError(f"logits are on GPU {logits.device.id}; this rank's communicator is on GPU {device}")

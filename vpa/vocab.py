@@ -41,8 +41,11 @@ class VocabShard:
         for name in ("rank", "tp_size", "vocab_size", "width"):
             object.__setattr__(self, name, _integer(name, getattr(self, name)))
         ranges = []
-        for number, entry in enumerate(self.ranges):
-            start, count, first_id = (_integer(f"ranges[{number}]", value) for value in entry)
+        for number, entry in enumerate(_sequence("ranges", self.ranges)):
+            values = _sequence(f"ranges[{number}]", entry)
+            if len(values) != 3:
+                raise ValueError(f"ranges[{number}] is {entry!r}; (local_start, count, first_id) is accepted")
+            start, count, first_id = (_integer(f"ranges[{number}]", value) for value in values)
             if count > 0:
                 ranges.append((start, count, first_id))
             elif count < 0:
@@ -61,7 +64,7 @@ class VocabShard:
         _check_apart("ids", [(first, count) for _, count, first in ranges], self.vocab_size, "vocab_size")
 
     @property
-    def valid(self) -> int:
+    def num_valid(self) -> int:
         """Number of columns that have an id."""
         return sum(count for _, count, _ in self.ranges)
 
@@ -129,7 +132,7 @@ def split_runs(shard: VocabShard, splits: int) -> list[tuple[int, int, int, int]
     Valid columns are numbered through all ranges; split ``s`` takes numbers ``s * chunk .. (s + 1) * chunk - 1``. All
     backends cut alike, so that their candidates are equal bit for bit.
     """
-    chunk = split_chunk(shard.valid, splits)
+    chunk = split_chunk(shard.num_valid, splits)
     runs, before = [], 0
     for start, count, first_id in shard.ranges:
         done = 0
@@ -144,6 +147,13 @@ def split_runs(shard: VocabShard, splits: int) -> list[tuple[int, int, int, int]
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+def _sequence(name: str, value: object) -> list:
+    try:
+        return list(value)  # type: ignore[call-overload]
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; (local_start, count, first_id) triples are accepted") from None
 
 
 def _integer(name: str, value: object) -> int:

@@ -33,24 +33,20 @@ class Launch:
 
 @dataclass(frozen=True)
 class ScanShape:
-    """How a scan is laid out: threads of a block, and 16-byte loads that a lane has in flight."""
+    """How a scan is laid out: threads of a block; for contiguous columns, 16-byte loads that a lane has in flight, and
+    whether that is all it ever loads."""
 
     threads: int
     loads: int
+    once: bool
 
 
-def scan_shape(columns: int, dtype: np.dtype) -> ScanShape:
-    """The shape for splits of ``columns`` contiguous columns: 256 threads, fewer where a split has no work for them."""
-    loads = _loads_of(columns, dtype)
-    if loads >= 512:
-        return ScanShape(256, 2)
-    threads = min(max(-(-loads // 32) * 32, 32), 256)
-    return ScanShape(threads, 1 if loads <= threads else 2)
-
-
-def _loads_of(columns: int, dtype: np.dtype) -> int:
-    """16-byte loads that cover so many contiguous columns."""
-    return -(-columns * dtype.itemsize // 16)
+def scan_shape(columns: int, dtype: np.dtype, contiguous: bool) -> ScanShape:
+    """The shape for splits of ``columns`` columns: 256 threads, fewer where a split has no work for them."""
+    work = -(-columns * dtype.itemsize // 16) if contiguous else columns
+    threads = min(max(-(-work // 32) * 32, 32), 256)
+    loads = 1 if work <= threads or not contiguous else 2
+    return ScanShape(threads, loads, contiguous and work <= threads * loads)
 
 
 def scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Launch:
@@ -59,8 +55,8 @@ def scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> 
     _check_grid(rows * splits, f"{rows} rows of {splits} splits")
     itemsize = logits.dtype.itemsize
     row_stride, column_stride = (stride // itemsize for stride in logits.strides)
-    chunk = split_chunk(shard.valid, splits)
-    shape = scan_shape(min(chunk, shard.valid), logits.dtype)
+    chunk = split_chunk(shard.num_valid, splits)
+    shape = scan_shape(min(chunk, shard.num_valid), logits.dtype, column_stride == 1)
     defines = {
         "dtype": DTYPE_CODES[logits.dtype],
         "pairs": int(layout == "pairs"),
@@ -69,7 +65,7 @@ def scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> 
         "contiguous": int(column_stride == 1),
         "threads": shape.threads,
         "loads": shape.loads,
-        "once": int(_loads_of(min(chunk, shard.valid), logits.dtype) <= shape.threads * shape.loads),
+        "once": int(shape.once),
     }
     args = (logits, np.int64(row_stride), np.int64(column_stride), np.int64(chunk), _ranges(shard), out)
     return Launch("local_argmax_candidates", defines, rows * splits, shape.threads, args)

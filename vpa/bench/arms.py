@@ -19,13 +19,18 @@ from vpa.scan import SPLITS, candidates_shape
 from vpa.vocab import VocabShard
 
 
+def _same(array: Any) -> Any:
+    return array
+
+
 @dataclass(frozen=True)
 class Arm:
-    """One way. All arrays are of one library; a contribution is what one rank gives to the gather, [B, ...].
+    """One way. A contribution is what one rank gives to the gather, [B, ...].
 
-    contribution: rows -> (shape, dtype). local: (logits, shard, out) writes the rank's contribution to ``out``.
-    finish: (gathered [tp * B, ...], rows) -> tokens int64 [B]. library: whose CUDA graph captures it. peer: others'
-    code, compared with and shown, but not ours to be right.
+    contribution: rows -> (shape, dtype). wrap: a NumPy or CuPy array as the arm's own library sees it, done once.
+    local: (wrapped logits, shard, wrapped out) writes the rank's contribution to ``out``. finish: (wrapped gathered
+    [tp * B, ...], rows) -> tokens int64 [B], NumPy's or CuPy's. library: whose CUDA graph captures it. external:
+    others' code, compared with and shown, but not ours to be right.
     """
 
     name: str
@@ -33,11 +38,15 @@ class Arm:
     local: Callable[[Any, VocabShard, Any], None]
     finish: Callable[[Any, int], Any]
     library: str
-    peer: bool = False
+    wrap: Callable[[Any], Any] = _same
+    external: bool = False
 
 
 def fused(module: ModuleType, layout: str, library: str, name: str = "fused") -> Arm:
-    """Scan and pick of one of our backends."""
+    """Scan and pick of one of our backends, below the checks of the public functions."""
+
+    def contribution(rows: int) -> tuple[tuple[int, ...], np.dtype]:
+        return candidates_shape(rows, layout, SPLITS), arrays.LAYOUTS[layout][1]
 
     def local(logits: Any, shard: VocabShard, out: Any) -> None:
         module.local_argmax_candidates(logits, shard, layout, SPLITS, out)
@@ -47,15 +56,14 @@ def fused(module: ModuleType, layout: str, library: str, name: str = "fused") ->
         module.pick_from_candidates(gathered, rows, tokens)
         return tokens
 
-    return Arm(
-        name, lambda rows: (candidates_shape(rows, layout, SPLITS), arrays.LAYOUTS[layout][1]), local, finish, library
-    )
+    return Arm(name, contribution, local, finish, library)
 
 
 def existing(library: str) -> Arm:
-    """The existing path in NumPy or CuPy: on a GPU nine small kernels, as engines launch them through torch."""
-    local = _existing_local_numpy if library == "numpy" else _existing_local_cupy
-    return Arm("existing", _stacked, local, _existing_finish, library)
+    """The existing path in NumPy, or in CuPy as near to torch's nine kernels as its kernels allow."""
+    if library == "numpy":
+        return Arm("existing (numpy)", _stacked, _existing_local_numpy, _existing_finish_numpy, library)
+    return Arm("existing (cupy)", _stacked, _existing_local_cupy, _existing_finish_cupy, library)
 
 
 def existing_torch() -> Arm | None:
@@ -69,18 +77,18 @@ def existing_torch() -> Arm | None:
 
     def local(logits: Any, shard: VocabShard, out: Any) -> None:
         start, count, first_id = shard.ranges[0]
-        values, ids = torch.from_dlpack(logits)[:, start : start + count].max(dim=-1)
-        torch.stack((values.float(), (ids + first_id).float()), dim=-1, out=torch.from_dlpack(out))
+        values, ids = logits[:, start : start + count].max(dim=-1)
+        torch.stack((values.float(), (ids + first_id).float()), dim=-1, out=out)
 
     def finish(gathered: Any, rows: int) -> Any:
         import cupy
 
         ranks = len(gathered) // rows
-        by_row = torch.from_dlpack(gathered).view(ranks, rows, 2).movedim(0, 1).reshape(rows, ranks, 2)
+        by_row = gathered.view(ranks, rows, 2).movedim(0, 1).reshape(rows, ranks, 2)
         best = by_row[:, :, 0].argmax(dim=-1, keepdim=True)
         return cupy.from_dlpack(by_row[:, :, 1].gather(-1, best).squeeze(-1).to(torch.int64))
 
-    return Arm("existing (torch)", _stacked, local, finish, "torch", peer=True)
+    return Arm("existing (torch)", _stacked, local, finish, "torch", torch.from_dlpack, external=True)
 
 
 def _stacked(rows: int) -> tuple[tuple[int, ...], np.dtype]:
@@ -89,12 +97,16 @@ def _stacked(rows: int) -> tuple[tuple[int, ...], np.dtype]:
 
 def _existing_local_numpy(logits: np.ndarray, shard: VocabShard, out: np.ndarray) -> None:
     start, count, first_id = shard.ranges[0]
-    values = logits[:, start : start + count].astype(
-        np.float32
-    )  # NumPy has no reduction over bf16 or a fast one on fp16
+    values = logits[:, start : start + count].astype(np.float32, copy=False)  # NumPy has no reduction over bf16
     ids = values.argmax(axis=1)
     out[:, 0] = values[np.arange(len(values)), ids]
     out[:, 1] = ids + first_id
+
+
+def _existing_finish_numpy(gathered: np.ndarray, rows: int) -> np.ndarray:
+    by_row = np.ascontiguousarray(gathered.reshape(-1, rows, 2).transpose(1, 0, 2))  # the rank axis moves
+    best = by_row[:, :, 0].argmax(axis=1)
+    return by_row[np.arange(rows), best, 1].astype(np.int64)
 
 
 def _existing_local_cupy(logits: Any, shard: VocabShard, out: Any) -> None:
@@ -106,13 +118,23 @@ def _existing_local_cupy(logits: Any, shard: VocabShard, out: Any) -> None:
     cupy.stack((values.astype(np.float32), ids.astype(np.float32)), axis=1, out=out)
 
 
-def _existing_finish(gathered: Any, rows: int) -> Any:
-    library = arrays.namespace(gathered)
+def _existing_finish_cupy(gathered: Any, rows: int) -> Any:
+    import cupy
+
     ranks = len(gathered) // rows
-    by_row = library.ascontiguousarray(gathered.reshape(ranks, rows, 2).transpose(1, 0, 2))  # the rank axis moves
-    # cupy.argmax does not take the first NaN of strided rows
-    best = by_row[:, :, 0].argmax(axis=1) if library is np else _max_with_index(by_row[:, :, 0])[1]
-    return library.take_along_axis(by_row[:, :, 1], best[:, None], axis=1)[:, 0].astype(np.int64)
+    by_row = cupy.ascontiguousarray(gathered.reshape(ranks, rows, 2).transpose(1, 0, 2))  # the rank axis moves
+    best = _max_with_index(by_row[:, :, 0])[1]  # cupy.argmax does not take the first NaN of strided rows
+    return _take()(by_row, best, np.int64(ranks)).astype(np.int64)
+
+
+@functools.cache
+def _take() -> Any:
+    """The id of the winning rank, by one kernel as torch's ``gather``; CuPy's own take_along_axis launches several."""
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "raw float32 pairs, int64 best, int64 ranks", "float32 id", "id = pairs[2 * (i * ranks + best) + 1]", "take_id"
+    )
 
 
 def _max_with_index(array: Any) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vpa.arrays import is_host
+from vpa.arrays import is_host, namespace
 
 
 def empty_kernel() -> Callable[[], None]:
@@ -19,7 +19,8 @@ def empty_kernel() -> Callable[[], None]:
 
 
 def plain_read(logits: Any) -> Callable[[], Any]:
-    """One read of a C-contiguous array: on a GPU at the rate of its memory, on the host by NumPy's bitwise or."""
+    """One read of an array: on a GPU at the rate of its memory, on the host by NumPy's bitwise or."""
+    logits = namespace(logits).ascontiguousarray(logits)
     if is_host(logits):
         words = logits.reshape(-1).view(np.uint16 if logits.itemsize == 2 else np.uint32)
         return lambda: np.bitwise_or.reduce(words)
@@ -29,8 +30,10 @@ def plain_read(logits: Any) -> Callable[[], Any]:
     from vpa.backends.launches import Launch
 
     loads, threads = logits.nbytes // 16, 256
-    per_thread = 1 if loads < 132 * 8 * threads else 4
-    blocks = min(max(-(-loads // (threads * per_thread)), 1), 132 * 8)
+    multiprocessors = cupy.cuda.Device().attributes["MultiProcessorCount"]
+    fill = 8 * multiprocessors  # blocks that fill the device
+    per_thread = 1 if loads < fill * threads else 4
+    blocks = min(max(-(-loads // (threads * per_thread)), 1), fill)
     sink = cupy.empty(blocks * threads, np.uint32)
     launch = Launch(
         "plain_read", {"threads": threads, "loads": per_thread}, blocks, threads, (logits, np.int64(loads), sink)

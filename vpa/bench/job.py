@@ -24,6 +24,11 @@ class Job:
     library: ModuleType
     backend: str
 
+    def __post_init__(self) -> None:
+        ids = np.concatenate([shard.ids() for shard in self.shards])
+        if not np.array_equal(np.sort(ids[ids >= 0]), np.arange(self.shards[0].vocab_size)):
+            raise ValueError("the shards do not hold each id of the vocabulary once: the oracle would miss some")
+
     @property
     def tp_size(self) -> int:
         return len(self.shards)

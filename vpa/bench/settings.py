@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib.resources
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vpa.arrays import check_layout
+from vpa.arrays import LAYOUTS, check_layout
+from vpa.backends import BACKENDS
 from vpa.bench.families import FAMILIES
 from vpa.order import LOGITS_DTYPES
 from vpa.vocab import VocabShard
@@ -20,6 +22,13 @@ else:
 
 #: Names of dtypes on the command line and in TOML files.
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", **{name: name for name in LOGITS_DTYPES}}
+
+
+#: Kinds of experiment: modules of ``vpa.bench`` with a function ``run``.
+KINDS = ("headline", "numpy_backend")
+
+#: How ranks communicate; ``emulated``: one process plays them.
+COMMS = ("auto", "nccl", "mpi", "emulated")
 
 
 @dataclass(frozen=True)
@@ -91,37 +100,63 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
     for key, value in merged.items():
         if key not in fields:
             raise UsageError(f"{name}: no setting {key!r}; there are {', '.join(fields)}")
-        if isinstance(value, list):
-            merged[key] = tuple(value)
+        merged[key] = _checked(key, value)
     missing = [key for key, field in fields.items() if key not in merged and field.default is dataclasses.MISSING]
     if missing:
         raise UsageError(f"{name}: {', '.join(missing)} missing")
     settings = Settings(**merged)
-    _check(settings)
-    return dataclasses.replace(settings, dtypes=tuple(DTYPE_NAMES[dtype] for dtype in settings.dtypes))
-
-
-def _check(settings: Settings) -> None:
-    for dtype in settings.dtypes:
-        if dtype not in DTYPE_NAMES:
-            raise UsageError(f"dtype {dtype!r}; {', '.join(DTYPE_NAMES)} are accepted")
-    for family in settings.families:
-        if family not in FAMILIES:
-            raise UsageError(f"family {family!r}; {', '.join(FAMILIES)} are accepted")
-    for key in ("rows", "dtypes", "families"):
-        if not getattr(settings, key):
-            raise UsageError(f"{key} is empty; at least one is needed")
-    for rows in settings.rows:
-        if not isinstance(rows, int) or rows < 0:
-            raise UsageError(f"rows {rows!r}; integers from 0 on are accepted")
-    for key in ("vocab", "tp", "calls", "rounds"):
-        value = getattr(settings, key)
-        if not isinstance(value, int) or value < 1:
-            raise UsageError(f"{key} is {value!r}; an integer from 1 on is accepted")
-    if settings.hidden and not settings.lm_head:
-        raise UsageError("--hidden goes with --lm-head: hidden states are multiplied by a head")
     try:
         check_layout(settings.layout, settings.vocab)
         VocabShard.even(settings.vocab, settings.tp)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    if settings.hidden and not settings.lm_head:
+        raise UsageError("--hidden goes with --lm-head: hidden states are multiplied by a head")
+    return dataclasses.replace(settings, dtypes=tuple(DTYPE_NAMES[dtype] for dtype in settings.dtypes))
+
+
+#: Settings that are one of a few words, and those words.
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "kind": KINDS,
+    "layout": tuple(LAYOUTS),
+    "backend": (*BACKENDS, None),
+    "comm": COMMS,
+}
+
+#: Settings that are lists, and the test and description of an entry.
+_LISTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "rows": (lambda entry: _is_integer(entry) and entry >= 0, "integers from 0 on"),
+    "dtypes": (lambda entry: entry in DTYPE_NAMES, ", ".join(DTYPE_NAMES)),
+    "families": (lambda entry: entry in FAMILIES, ", ".join(FAMILIES)),
+}
+
+
+def _checked(key: str, value: Any) -> Any:
+    """A setting's value, lists as tuples; ``UsageError`` if it is not of the setting's kind."""
+    if key in _LISTS:
+        fits, accepted = _LISTS[key]
+        if not isinstance(value, (list, tuple)) or not value:
+            raise UsageError(f"{key} is {value!r}; a list of {accepted} is accepted")
+        for entry in value:
+            if not isinstance(entry, (str, int)) or not fits(entry):
+                raise UsageError(f"{key} has {entry!r}; {accepted} are accepted")
+        return tuple(value)
+    if key in _CHOICES:
+        if value not in _CHOICES[key]:
+            raise UsageError(f"{key} is {value!r}; {', '.join(filter(None, _CHOICES[key]))} are accepted")
+    elif key in ("vocab", "tp", "calls", "rounds"):
+        if not _is_integer(value) or value < 1:
+            raise UsageError(f"{key} is {value!r}; an integer from 1 on is accepted")
+    elif key == "seed":
+        if not _is_integer(value):
+            raise UsageError(f"seed is {value!r}; an integer is accepted")
+    elif key == "check_only":
+        if not isinstance(value, bool):
+            raise UsageError(f"check_only is {value!r}; true or false is accepted")
+    elif not isinstance(value, str):
+        raise UsageError(f"{key} is {value!r}; a text is accepted")
+    return value
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -10,21 +10,23 @@ import numpy as np
 
 
 class Captured:
-    """``calls`` calls of ``step`` as one CUDA graph. ``launch()`` replays it on the stream it was captured on.
+    """Some calls as one CUDA graph. ``launch()`` replays it on the stream it was captured on.
 
     Temporaries come from a memory pool of the graph's own, kept as long as the graph: no other work can be given memory
-    that the graph will write. ``last`` is what the last captured call returned; a replay writes it again.
+    that the graph will write. ``last`` is what the last captured call returned; a replay writes it again. ``kernels``
+    is the number of kernel nodes per call, None where the graph cannot be looked into.
     """
 
-    def __init__(self, step: Callable[[], Any], calls: int, library: str = "cupy") -> None:
+    def __init__(self, calls: Sequence[Callable[[], Any]], library: str = "cupy") -> None:
         import cupy
 
+        self.calls = len(calls)
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._pool = cupy.cuda.MemoryPool()
         cupy.cuda.runtime.deviceSynchronize()
         capture = self._capture_torch if library == "torch" else self._capture_cupy
         with cupy.cuda.using_allocator(self._pool.malloc), self.stream:
-            capture(step, calls)
+            capture(calls)
         self.stream.synchronize()
 
     def launch(self) -> None:
@@ -35,28 +37,31 @@ class Captured:
         """Drop the graph; do this before the communicator of a captured collective is closed."""
         self._graph = self._replay = None
 
-    def _capture_cupy(self, step: Callable[[], Any], calls: int) -> None:
-        step()  # compiles, sets a communicator up, and fills the pool
+    def _capture_cupy(self, calls: Sequence[Callable[[], Any]]) -> None:
+        calls[0]()  # compiles, sets a communicator up, and fills the pool
         self.stream.synchronize()
         self.stream.begin_capture()
         try:
-            for _ in range(calls):
-                self.last = step()
+            for call in calls:
+                self.last = call()
         finally:
             self._graph = self.stream.end_capture()
         self._replay = lambda: self._graph.launch(self.stream)
+        self.kernels = _kernel_nodes(self._graph.graph, self.calls)
 
-    def _capture_torch(self, step: Callable[[], Any], calls: int) -> None:
+    def _capture_torch(self, calls: Sequence[Callable[[], Any]]) -> None:
         import torch
 
         stream = torch.cuda.ExternalStream(self.stream.ptr)
         with torch.cuda.stream(stream):
-            step()
+            calls[0]()
             stream.synchronize()
-            self._graph = torch.cuda.CUDAGraph()
+            self._graph = torch.cuda.CUDAGraph(keep_graph=True)
             with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="relaxed"):
-                for _ in range(calls):
-                    self.last = step()
+                for call in calls:
+                    self.last = call()
+            self.kernels = _kernel_nodes(self._graph.raw_cuda_graph(), self.calls)
+            self._graph.instantiate()
 
         def replay() -> None:
             with torch.cuda.stream(stream):
@@ -65,22 +70,38 @@ class Captured:
         self._replay = replay
 
 
-def time_captured(
-    graphs: dict[str, Captured], calls: int, rounds: int, barrier: Callable[[], None]
-) -> dict[str, np.ndarray]:
-    """Microseconds per call by device events, [rounds] for each graph."""
+def time_captured(graphs: dict[str, Captured], rounds: int, barrier: Callable[[], None]) -> dict[str, np.ndarray]:
+    """Microseconds per call by device events, [rounds] for each graph.
+
+    Each sample is the second of two replays: the first keeps the device busy until the host has launched the second,
+    and brings the ranks of a collective together.
+    """
     import cupy
 
     def once(name: str) -> float:
         graph = graphs[name]
         start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        graph.launch()
         start.record(graph.stream)
         graph.launch()
         end.record(graph.stream)
         end.synchronize()
-        return 1e3 * cupy.cuda.get_elapsed_time(start, end) / calls
+        return 1e3 * cupy.cuda.get_elapsed_time(start, end) / graph.calls
 
     return interleaved(list(graphs), once, rounds, barrier)
+
+
+def _kernel_nodes(graph: int, calls: int) -> float | None:
+    """Kernel nodes of a ``cudaGraph_t`` per call; None without the package cuda-bindings."""
+    try:
+        from cuda.bindings import runtime
+    except ImportError:
+        return None
+    handle = runtime.cudaGraph_t(init_value=graph)
+    _, _, count = runtime.cudaGraphGetNodes(handle)
+    _, nodes, _ = runtime.cudaGraphGetNodes(handle, count)
+    kernel = runtime.cudaGraphNodeType.cudaGraphNodeTypeKernel
+    return round(sum(runtime.cudaGraphNodeGetType(node)[1] == kernel for node in nodes) / calls, 2)
 
 
 def time_called(

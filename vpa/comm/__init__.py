@@ -1,9 +1,10 @@
 """The gather: communicators that carry candidates between ranks. All have the same few methods.
 
-``rank``, ``size``; ``transport`` and ``reason``, which one it is and why; ``capturable``, whether its collectives may
-be captured into a CUDA graph; ``all_gather(send, recv)``; ``exchange(value)``, every rank's small Python value, over
-the host; ``close()``. All are context managers. A communicator of your own needs ``rank``, ``size``, ``all_gather``
-and ``close``; without ``exchange`` nothing checks that ranks call alike.
+``rank``, ``size``, ``device``; ``transport`` and ``reason``, which one it is and why; ``carries``, whose arrays it
+gathers; ``capturable``, whether its collectives may be captured into a CUDA graph; ``all_gather(send, recv)``;
+``exchange(value)``, every rank's small Python value, over the host; ``barrier()``; ``close()``. All are context
+managers. A communicator of your own needs ``rank``, ``size``, ``all_gather`` and ``close``; without ``exchange``
+nothing checks that ranks call alike.
 """
 
 from __future__ import annotations
@@ -66,6 +67,16 @@ def describe(comm: Any) -> str:
     reason = getattr(comm, "reason", "")
     ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
     return f"{ranks}, {names.get(transport, transport)}" + (f": {reason}" if reason else "")
+
+
+def check_communicator(comm: Any) -> None:
+    """Raise ``TypeError`` for what is no communicator: on every rank alike, as nothing could be told to the others."""
+    missing = [name for name in ("rank", "size", "all_gather", "close") if not hasattr(comm, name)]
+    if missing:
+        raise TypeError(
+            f"comm is a {type(comm).__name__} without {', '.join(missing)}; "
+            f"vpa.comm.solo() or vpa.comm.from_mpi() is accepted"
+        )
 
 
 def agree(comm: Any, facts: Mapping[str, Any], error: Exception | None = None) -> None:

@@ -31,7 +31,7 @@ class RankFacts:
 
 
 def pick_device(local_rank: int, visible: int) -> int:
-    """The ordinal of a rank's GPU: its own where the host has enough, the one GPU where just one is visible."""
+    """The ordinal of a rank's GPU: its own where it sees enough, the only one it sees, else shared in turn."""
     return local_rank % visible
 
 
@@ -57,9 +57,9 @@ def gather_facts(host: str, local_rank: int) -> RankFacts:
 
     device = pick_device(local_rank, visible)
     cupy.cuda.Device(device).use()
-    uuid = bytes(cupy.cuda.runtime.getDeviceProperties(device)["uuid"]).hex()
+    gpu = f"{host} {cupy.cuda.runtime.deviceGetPCIBusId(device)}"
     shared_gpu = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return RankFacts(host, device, uuid, nccl=nccl_version(), shared_gpu=shared_gpu)
+    return RankFacts(host, device, gpu, nccl=nccl_version(), shared_gpu=shared_gpu)
 
 
 def choose_transport(requested: str, facts: Sequence[RankFacts]) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from vpa.arrays import is_host
+from vpa.comm.gather import check_gather
 
 #: Bytes of an exchanged value that travel in the first, fixed-size gather; longer ones need a second.
 _SLOT = 512
@@ -27,6 +28,7 @@ class Mpi:
     """All ranks of an MPI communicator, gathering through host memory. Made by ``vpa.comm.from_mpi``."""
 
     transport = "mpi"
+    carries = ("numpy", "cupy")
     capturable = False
 
     def __init__(self, mpi_comm: Any, *, device: int | None, reason: str, timeout: float) -> None:
@@ -77,7 +79,7 @@ class Mpi:
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        self._wait(self._mpi.Ibarrier(), "barrier")
+        self._wait(self._mpi.Ibarrier(), "a barrier")
 
     def abort(self, message: str) -> None:
         """Say why on stderr and end the whole job, every rank of it, with exit code 1."""
@@ -99,7 +101,7 @@ class Mpi:
 
     def _gather(self, send: np.ndarray, recv: np.ndarray) -> None:
         if send.size:
-            self._wait(self._mpi.Iallgather(_bytes(send), _bytes(recv)), f"all-gather of {send.nbytes} bytes")
+            self._wait(self._mpi.Iallgather(_bytes(send), _bytes(recv)), f"an all-gather of {send.nbytes} bytes")
 
     def _wait(self, request: Any, what: str) -> None:
         start = time.monotonic()
@@ -107,9 +109,9 @@ class Mpi:
             waited = time.monotonic() - start
             if waited > self.timeout:
                 self._open = False  # freeing waits for the others too, and so does MPI_Finalize: end the job instead
-                atexit.register(abort, f"rank {self.rank} ends the job, after an {what} that timed out")
+                atexit.register(abort, f"rank {self.rank} ends the job, after {what} that timed out")
                 raise CommTimeout(
-                    f"rank {self.rank} waited {waited:.0f} s for an {what}: "
+                    f"rank {self.rank} waited {waited:.0f} s for {what}: "
                     f"another rank failed, or does not make this call"
                 )
             time.sleep(0 if waited < 1e-3 else 5e-5)  # ranks may outnumber cores: let the others run
@@ -123,23 +125,14 @@ class Mpi:
         return buffer[: like.nbytes].view(like.dtype).reshape(like.shape)
 
 
-def check_gather(send: Any, recv: Any, size: int) -> None:
-    """Raise unless ``recv`` can take the all-gather of ``send`` over ``size`` ranks."""
-    if not (send.flags.c_contiguous and recv.flags.c_contiguous):
-        raise ValueError("an all-gather takes C-contiguous arrays; copy them first")
-    if type(send) is not type(recv) or send.dtype != recv.dtype or recv.size != size * send.size:
-        raise ValueError(
-            f"all-gather over {size} ranks of {send.dtype}{list(send.shape)} into {recv.dtype}{list(recv.shape)}; "
-            f"recv takes {size * send.size} elements of {send.dtype}, of the library of send"
-        )
-
-
-def abort(message: str) -> None:
-    """Say why on stderr and end every rank of the job with exit code 1."""
+def abort(message: str, code: int = 1) -> None:
+    """Say why on stderr and end every rank of the job with this exit code."""
     from mpi4py import MPI
 
+    sys.stdout.flush()
     print(f"vpa: {message}", file=sys.stderr, flush=True)
-    MPI.COMM_WORLD.Abort(1)
+    time.sleep(0.2)  # launchers drop what they have not forwarded yet
+    MPI.COMM_WORLD.Abort(code)
 
 
 @contextlib.contextmanager

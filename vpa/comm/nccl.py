@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import atexit
 import threading
-import time
 import weakref
 from typing import Any
 
 import cupy
 from cupy.cuda import nccl
 
-from vpa.comm.mpi import Mpi, check_gather
+from vpa.comm.gather import check_gather
+from vpa.comm.mpi import Mpi, time_limit
+from vpa.comm.watch import Watch
 
 
 class Nccl:
@@ -23,6 +24,7 @@ class Nccl:
     """
 
     transport = "nccl"
+    carries = ("cupy",)
     capturable = True
 
     def __init__(self, host: Mpi) -> None:
@@ -30,7 +32,7 @@ class Nccl:
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         self.rank, self.size, self.device = host.rank, host.size, host.device
         self.reason, self.timeout = host.reason, host.timeout
-        self._watch = _Watch(self.timeout, self._expired)
+        self._watch = Watch(cupy.cuda.Event(disable_timing=True), self.timeout, self._expired)
         self._nccl = _create(host)
         atexit.register(_abort_at_exit, weakref.ref(self))
 
@@ -73,10 +75,11 @@ class Nccl:
             return
         for captured in list(self._graphs):
             captured.close()
-        cupy.cuda.runtime.deviceSynchronize()
-        self._watch.stop()
+        cupy.cuda.runtime.deviceSynchronize()  # under the watch: it waits for collectives
         communicator, self._nccl = self._nccl, None
-        communicator.destroy()
+        with time_limit(self.timeout, f"rank {self.rank} waited for the others to close the NCCL communicator"):
+            communicator.destroy()
+        self._watch.stop()
         self._host.close()
 
     def __enter__(self) -> Nccl:
@@ -105,36 +108,6 @@ class Nccl:
         communicator, self._nccl = self._nccl, None
         threading.Thread(target=communicator.abort, daemon=True).start()  # may itself wait for a stuck kernel
         self._host.abort(message)
-
-
-class _Watch:
-    """Calls ``expired`` once if work marked on streams does not end within ``limit`` seconds. One event, one thread."""
-
-    def __init__(self, limit: float, expired: Any) -> None:
-        self._limit, self._expired = limit, expired
-        self._event: Any = None
-        self._marked_at = 0.0
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def mark(self, stream: Any) -> None:
-        if self._event is None:
-            self._event = cupy.cuda.Event(disable_timing=True)
-            self._thread = threading.Thread(target=self._run, args=(cupy.cuda.runtime.getDevice(),), daemon=True)
-            self._thread.start()
-        self._event.record(stream)
-        self._marked_at = time.monotonic()
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _run(self, device: int) -> None:
-        cupy.cuda.Device(device).use()
-        pause = min(0.25, self._limit / 4)
-        while not self._stopped.wait(pause):
-            if time.monotonic() - self._marked_at > self._limit and not self._event.done:
-                self._expired()
-                return
 
 
 def _create(host: Mpi) -> Any:

@@ -1,4 +1,4 @@
-"""Arguments: what fits a parameter, what is refused and how, and which bytes an array of any strides gives access to."""
+"""Arguments: what fits a parameter, what is refused and how, and which bytes an array of any strides gives."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from vpa.backends.simt import ArgumentError, LaunchError, OutOfBoundsError, RaceError, RawModule, ReadOnlyError, SimtError
+from vpa.backends.simt import (
+    ArgumentError,
+    LaunchError,
+    OutOfBoundsError,
+    RaceError,
+    RawModule,
+    ReadOnlyError,
+    SimtError,
+)
 
 TEXT = r"""
 #define KERNEL extern "C" __global__ void
 struct Pair { int a; float b; };
 struct Peers { float* part[2]; int count; };
-KERNEL every_kind(const float* x, void* raw, int i, unsigned u, long long l, unsigned long long ul, float f, double d, bool b,
-                  unsigned short h, signed char c, Pair pair, double* out) {
-    out[0] = x ? x[0] : -1, out[1] = raw != nullptr, out[2] = i, out[3] = u, out[4] = (double)l, out[5] = (double)ul, out[6] = f;
-    out[7] = d, out[8] = b, out[9] = h, out[10] = c, out[11] = pair.a, out[12] = pair.b;
+KERNEL every_kind(const float* x, void* raw, int i, unsigned u, long long l, unsigned long long ul, float f, double d,
+                  bool b, unsigned short h, signed char c, Pair pair, double* out) {
+    out[0] = x ? x[0] : -1, out[1] = raw != nullptr, out[2] = i, out[3] = u, out[4] = (double)l, out[5] = (double)ul;
+    out[6] = f, out[7] = d, out[8] = b, out[9] = h, out[10] = c, out[11] = pair.a, out[12] = pair.b;
 }
 KERNEL strided(const float* x, float* out, long long row, long long column, int columns) {
     float total = 0;
@@ -102,7 +110,10 @@ def test_every_kind_arrives(either):
         ({"l": np.int32(3)}, r"int32 \(4 bytes\)"),
         ({"f": np.int32(3)}, r"int32 \(4 bytes\), but the parameter is float \(floating-point number, 4 bytes\)"),
         ({"i": np.float32(3)}, r"float32 \(4 bytes\)"),
-        ({"pair": np.array([(9, 2.5)], [("a", "i8"), ("b", "f4")])}, r"\(12 bytes\), but the parameter is Pair \(struct, 8 bytes\)"),
+        (
+            {"pair": np.array([(9, 2.5)], [("a", "i8"), ("b", "f4")])},
+            r"\(12 bytes\), but the parameter is Pair \(struct, 8 bytes\)",
+        ),
         ({"pair": np.zeros(2, PAIR.dtype)}, "an array of shape"),
         ({"i": None}, "None is a null pointer"),
         ({"x": [1.0, 2.0]}, "a list"),
@@ -110,6 +121,10 @@ def test_every_kind_arrives(either):
         ({"x": np.float32(1)}, "numpy.float32"),
         ({"x": np.ones(3)}, r"an array of float64 \(8 bytes an element\)"),
         ({"x": np.ones(3, ml_dtypes.bfloat16)}, "an array of bfloat16"),
+        (
+            {"out": np.ones(13, np.float32)},
+            r"an array of float32 \(4 bytes an element\), but the parameter is double *",
+        ),
         ({"x": np.ones(3, ">f4")}, "native-endian"),
         ({"raw": np.array([object()])}, "an array of object"),
     ],
@@ -181,7 +196,9 @@ def test_any_strides_are_in_bounds_and_nothing_else(module, view):
 
 
 def test_hidden_columns_are_between_the_elements(module):
-    with pytest.raises(OutOfBoundsError, match=r"between the elements of x \(float32\[6, 4\]\): 16 bytes from its first element"):
+    with pytest.raises(
+        OutOfBoundsError, match=r"between the elements of x \(float32\[6, 4\]\): 16 bytes from its first element"
+    ):
         run(module, "read_at", BUFFER[:, 2:6], np.zeros(1, np.float32), np.int64(4))
 
 
@@ -266,7 +283,9 @@ def test_addresses_in_memory_need_their_arrays_named(either):
     table, out = np.array([p.ctypes.data for p in parts], np.uint64), np.zeros(1, np.float32)
     run(either, "through_table", table, np.int32(1), out, memory=parts)
     assert out[0] == 3
-    peers = np.array([([p.ctypes.data for p in parts], 2)], np.dtype([("part", "u8", (2,)), ("count", "i4")], align=True))
+    peers = np.array(
+        [([p.ctypes.data for p in parts], 2)], np.dtype([("part", "u8", (2,)), ("count", "i4")], align=True)
+    )
     run(either, "through_struct", peers, block=(2,), memory=parts)
     assert parts[0][1] == parts[1][1] == 7
 
@@ -301,6 +320,13 @@ def test_grids_that_no_gpu_takes(module, grid, block, options, says):
     with pytest.raises(LaunchError, match=says) as caught:
         run(module, "none", grid=grid, block=block, **options)
     assert isinstance(caught.value, ValueError)
+
+
+def test_launch_bounds_are_a_promise(module):
+    out = np.zeros(100, np.int32)
+    run(module, "in_a_block", out, block=(64,))
+    with pytest.raises(LaunchError, match="__launch_bounds__ promise at most 64 threads a block"):
+        run(module, "in_a_block", out, block=(65,))
 
 
 def test_unknown_order_and_warp_size(module):

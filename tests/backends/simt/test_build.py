@@ -9,9 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from vpa.backends.simt import CompileError, CompilerNotFoundError, RawModule
+from vpa.backends.simt import CompileError, CompilerNotFoundError, RawModule, toolchain
 from vpa.backends.simt import build as build_module
-from vpa.backends.simt import toolchain
 
 TEXT = r"""
 #ifndef FACTOR
@@ -93,7 +92,9 @@ def test_two_processes_at_once(cache, compiler):
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     running = [
-        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
         for _ in range(3)
     ]
     for process in running:
@@ -127,6 +128,13 @@ def test_the_error_names_the_kernel_texts_line(compiler):
     with pytest.raises(CompileError) as caught:
         RawModule(spliced, name="broken.cu", compiler=compiler).compile()
     assert (caught.value.file, caught.value.line) == ("inner.cuh", 40)
+
+
+def test_the_text_may_hold_any_characters(compiler):
+    text = '// größer als 0 → 1, “quoted”\nextern "C" __global__ void f(int* x) { *x = 3; }\n'
+    x = np.zeros(1, np.int32)
+    RawModule(text, name='odd "name" ü.cu', compiler=compiler).get_function("f")((1,), (1,), (x,))
+    assert x[0] == 3
 
 
 def test_options_that_are_not_understood_are_refused(compiler):

@@ -149,7 +149,7 @@ KERNEL block_max(const u64* x, u64* out, int n) {
         if (threadIdx.x == 0) out[blockIdx.x] = best;
     }
 }
-KERNEL partial_warp(const int* x, int* out) {  // the last warp is not full: named lanes that do not exist are no fault
+KERNEL partial_warp(const int* x, int* out) {  // the last warp is not full: naming lanes that are not there is no fault
     int v = x[threadIdx.x];
     auto positive = __ballot_sync(FULL, v > 0);
     out[threadIdx.x] = __shfl_xor_sync(FULL, v, 1) + __popcll(positive);
@@ -182,7 +182,8 @@ KERNEL two_dynamic_arrays(const int* x, long long* out) {  // they begin at one 
 struct Ranges { long long start[2], count[2]; float scale; };
 KERNEL struct_by_value(const float* x, float* out, Ranges r) {
     for (int k = 0; k < 2; ++k)
-        for (long long i = threadIdx.x; i < r.count[k]; i += blockDim.x) out[r.start[k] + i] = x[r.start[k] + i] * r.scale;
+        for (long long i = threadIdx.x; i < r.count[k]; i += blockDim.x)
+            out[r.start[k] + i] = x[r.start[k] + i] * r.scale;
 }
 KERNEL bytes_of_words(unsigned char* bytes, unsigned short* halves) {  // neighbours in one word are no race
     bytes[threadIdx.x] = (unsigned char)threadIdx.x;
@@ -226,7 +227,7 @@ KERNEL flag_between_blocks(int* data, volatile int* flag, int* out) {  // block 
         out[0] = data[0];
     }
 }
-KERNEL look_back(const int* x, volatile int* state, int* sums, int* out) {  // a prefix sum in one pass: a chain of flags
+KERNEL look_back(const int* x, volatile int* state, int* sums, int* out) {  // a prefix sum in one pass, by flags
     __shared__ int before;
     int t = threadIdx.x, b = blockIdx.x, total = 0;
     for (int i = 0; i < 32; ++i) total += x[b * 32 + i];

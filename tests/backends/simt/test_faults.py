@@ -1,4 +1,4 @@
-"""Planted faults: each kernel holds one, and the checker must name its class, its line, and the thread where that is certain.
+"""Planted faults: each kernel holds one, and the checker must name its class, its line, and the thread if certain.
 
 The expected line carries `// @kernel`, the other side's line of a race or divergence `// @kernel:other`.
 """
@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from vpa.backends.simt import (
-    ArgumentError,
     DivergenceError,
     HangError,
-    KernelFault,
     MisalignedError,
     NullPointerError,
     OutOfBoundsError,
@@ -373,7 +371,15 @@ CASES = [
     Case("race_syncwarp_across_warps", RaceError, (ints(),)),
     Case("race_partial_mask", RaceError, (ints(),), block=32),
     Case("race_global_in_block", RaceError, (ints(),), thread=1, other_thread=0, says="out[0]"),
-    Case("race_between_blocks", RaceError, (ints(),), grid=2, thread=5, other_thread=5, says="nothing orders the two blocks"),
+    Case(
+        "race_between_blocks",
+        RaceError,
+        (ints(),),
+        grid=2,
+        thread=5,
+        other_thread=5,
+        says="nothing orders the two blocks",
+    ),
     Case("race_read_between_blocks", RaceError, (ints(),), grid=2, thread=0, says="of block (0,0,0)"),
     Case("race_bytes", RaceError, (np.zeros(8, np.uint8),), thread=1, other_thread=0, says="out[3]"),
     Case("race_atomic_and_plain", RaceError, (ints(),)),
@@ -381,16 +387,36 @@ CASES = [
     Case("race_last_block_without_barrier", RaceError, (ints(128), np.zeros(1, np.uint32), ints()), grid=2),
     Case("race_fence_of_the_block_only", RaceError, (ints(), np.zeros(1, np.uint32), ints()), grid=2),
     Case("race_on_device_variable", RaceError, (ints(),), grid=2, says="'counter'"),
-    Case("past_the_end", OutOfBoundsError, (floats(100), floats(128), i32(100)), grid=2, thread=36, says="past the end of x"),
+    Case(
+        "past_the_end",
+        OutOfBoundsError,
+        (floats(100), floats(128), i32(100)),
+        grid=2,
+        thread=36,
+        says="past the end of x",
+    ),
     Case("before_the_start", OutOfBoundsError, (floats(),), thread=0, says="4 bytes before the start of x"),
     Case("far_away", OutOfBoundsError, (floats(),), thread=1),
     Case("wide_load_past_the_end", OutOfBoundsError, (np.zeros(255, np.uint32), np.zeros(64, np.uint32)), thread=63),
     Case("static_shared_index", OutOfBoundsError, (ints(), i32(32)), block=32, thread=3, says="index 32"),
     Case("static_shared_pointer", OutOfBoundsError, (ints(), i32(5000)), block=32, thread=0),
-    Case("dynamic_shared", OutOfBoundsError, (ints(),), shared_mem=100, thread=25, says="100 bytes of dynamic shared memory"),
+    Case(
+        "dynamic_shared",
+        OutOfBoundsError,
+        (ints(),),
+        shared_mem=100,
+        thread=25,
+        says="100 bytes of dynamic shared memory",
+    ),
     Case("local_array", OutOfBoundsError, (ints(), i32(0)), thread=4, says="index 4"),
-    Case("hidden_columns", OutOfBoundsError, (np.ones((4, 8), np.float32)[:, :4], floats(), i32(4)), block=4, thread=1,
-         says="between the elements of x"),
+    Case(
+        "hidden_columns",
+        OutOfBoundsError,
+        (np.ones((4, 8), np.float32)[:, :4], floats(), i32(4)),
+        block=4,
+        thread=1,
+        says="between the elements of x",
+    ),
     Case("local_of_another", OutOfBoundsError, (ints(),), thread=1, says="another thread's local memory"),
     Case("misaligned", MisalignedError, (np.zeros(128, np.uint32), np.zeros(64, np.uint32)), thread=1),
     Case("misaligned_scalar", MisalignedError, (np.zeros(512, np.uint8), np.zeros(64, np.uint32)), thread=0),
@@ -407,7 +433,9 @@ CASES = [
     Case("barrier_in_branches", DivergenceError, (ints(),)),
     Case("barrier_in_two_calls", DivergenceError, (ints(),), says="meet"),
     Case("barrier_and_shuffle", DivergenceError, (ints(),), block=32, thread=16, other_thread=0),
-    Case("shuffle_names_absent_branch", DivergenceError, (ints(),), block=32, other_thread=16, says="does not take part"),
+    Case(
+        "shuffle_names_absent_branch", DivergenceError, (ints(),), block=32, other_thread=16, says="does not take part"
+    ),
     Case("shuffle_of_two_places", DivergenceError, (ints(),), block=32),
     Case("vote_names_returned_lane", DivergenceError, (ints(),), block=32, other_thread=7, says="(7,0,0) has returned"),
     Case("mask_without_self", DivergenceError, (ints(),), block=32, thread=0),

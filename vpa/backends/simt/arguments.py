@@ -51,7 +51,9 @@ class Packed:
     values: tuple[bytes | None, ...]
     spans: tuple[Span | None, ...]
 
-    def pointers(self, addresses: Sequence[int | None], kernel_parameters: Sequence[Parameter]) -> tuple[ctypes.Array, list]:
+    def pointers(
+        self, addresses: Sequence[int | None], kernel_parameters: Sequence[Parameter]
+    ) -> tuple[ctypes.Array, list]:
         """The void*[] that the trampoline takes; the second value keeps the arguments' memory alive."""
         table = (ctypes.c_void_p * max(1, len(self.values)))()
         keep = []
@@ -69,12 +71,17 @@ class Packed:
 def pack(kernel: str, kernel_parameters: Sequence[Parameter], args: Sequence) -> Packed:
     """Raises ArgumentError, naming the argument, what it is and what the kernel takes."""
     if not isinstance(args, (tuple, list)):
-        raise ArgumentError(f"kernel {kernel!r}: args must be a tuple or a list, not {type(args).__name__}", kernel=kernel)
+        raise ArgumentError(
+            f"kernel {kernel!r}: args must be a tuple or a list, not {type(args).__name__}", kernel=kernel
+        )
     if len(args) != len(kernel_parameters):
         takes = ", ".join(f"{p.type} {p.name}" for p in kernel_parameters)
-        raise ArgumentError(f"kernel {kernel!r} takes {len(kernel_parameters)} arguments ({takes}), got {len(args)}", kernel=kernel)
+        raise ArgumentError(
+            f"kernel {kernel!r} takes {len(kernel_parameters)} arguments ({takes}), got {len(args)}", kernel=kernel
+        )
     values, spans = [], []
     for i, (parameter, value) in enumerate(zip(kernel_parameters, args, strict=True)):
+
         def refuse(got: str, hint: str = "", i: int = i, parameter: Parameter = parameter) -> ArgumentError:
             what = f"kernel {kernel!r}: argument {i} ({parameter.name}) is {got}, but the parameter is {parameter.type}"
             size = "" if parameter.kind == "p" else f" ({_KINDS[parameter.kind]}, {parameter.size} bytes)"
@@ -100,8 +107,13 @@ def _span(parameter: Parameter, value, refuse) -> Span | None:
     if value.dtype.hasobject or not value.dtype.isnative:
         raise refuse(f"an array of {value.dtype}", "only arrays of plain, native-endian elements have a meaning there")
     kind, size = _dtype_kind(value.dtype), value.dtype.itemsize
-    pointee = {"i": "i", "u": "i", "f": "f"}.get(parameter.pointee_kind)
-    if pointee == kind and parameter.pointee_size > 1 and size != parameter.pointee_size:
+    # Unsigned words are how kernels spell memory of any type; a pointer to int or to float means just that.
+    if (
+        parameter.pointee_kind == kind
+        and kind in "if"
+        and parameter.pointee_size > 1
+        and size != parameter.pointee_size
+    ):
         raise refuse(f"an array of {value.dtype} ({size} bytes an element)", "pass a view of the dtype that is meant")
     span = Span(parameter.name, value, value if extent is None else extent)
     if extent is not None and not span.inside():

@@ -1,30 +1,44 @@
 // The atomics, fences and other small services that a kernel text calls by CUDA's names.
 #pragma once
 
-
 // A thread that polls gives way now and then: whom it waits for may not have run yet.
 static void polled(Fiber* f) {
 #ifdef SIMT_CHECKED
-    if (++f->spin_count % READS_PER_TURN == 0) sleep(f);
+    if (++f->spin_count % READS_PER_TURN == 0)
+        sleep(f);
 #else
-    if (--state.budget == 0) sleep(f);
+    if (--state.budget == 0)
+        sleep(f);
 #endif
 }
 
-template <class U, class S, class F> static U modified(u32 op, U old, U value, U compare) {
+template <class U, class S, class F>
+static U modified(u32 op, U old, U value, U compare) {
     switch (op) {
-        case 0: return old + value;
-        case 1: return (S)old < (S)value ? old : value;
-        case 2: return (S)old > (S)value ? old : value;
-        case 3: return old < value ? old : value;
-        case 4: return old > value ? old : value;
-        case 5: return old & value;
-        case 6: return old | value;
-        case 7: return old ^ value;
-        case 8: return value;
-        case 9: return old == compare ? value : old;
-        case 10: return old >= value ? 0 : old + 1;
-        case 11: return old == 0 || old > value ? value : old - 1;
+        case 0:
+            return old + value;
+        case 1:
+            return (S)old < (S)value ? old : value;
+        case 2:
+            return (S)old > (S)value ? old : value;
+        case 3:
+            return old < value ? old : value;
+        case 4:
+            return old > value ? old : value;
+        case 5:
+            return old & value;
+        case 6:
+            return old | value;
+        case 7:
+            return old ^ value;
+        case 8:
+            return value;
+        case 9:
+            return old == compare ? value : old;
+        case 10:
+            return old >= value ? 0 : old + 1;
+        case 11:
+            return old == 0 || old > value ? value : old - 1;
         default: {
             F a, b;
             memcpy(&a, &old, sizeof a);
@@ -37,11 +51,13 @@ template <class U, class S, class F> static U modified(u32 op, U old, U value, U
 }
 
 // Launches are serialised and the timer does not interrupt this, so plain loads and stores are atomic.
-template <class U, class S, class F> static U atomic(u32 op, void* address, U value, U compare, void* pc) {
+template <class U, class S, class F>
+static U atomic(u32 op, void* address, U value, U compare, void* pc) {
     Fiber* f = state.current;
     f->pc = pc;
 #ifdef SIMT_CHECKED
-    if ((uintptr_t)address % sizeof(U)) fault_at(FAULT_MISALIGNED, nullptr, (uintptr_t)address, sizeof(U), WRITE | ATOMIC, pc);
+    if ((uintptr_t)address % sizeof(U))
+        fault_at(FAULT_MISALIGNED, nullptr, (uintptr_t)address, sizeof(U), WRITE | ATOMIC, pc);
     u32 polls = f->spin_count;
     Region* region = check<WRITE | ATOMIC>((uintptr_t)address, sizeof(U), pc);
 #endif
@@ -50,8 +66,10 @@ template <class U, class S, class F> static U atomic(u32 op, void* address, U va
 #ifdef SIMT_CHECKED
     bool shared = region && (region->space == SPACE_STATIC_SHARED || region->space == SPACE_DYNAMIC_SHARED);
     acquire(f, (uintptr_t)address, shared);
-    if (op != 9 || old == compare) publish(f, (uintptr_t)address, shared, true);
-    if (fresh != old) return old;
+    if (op != 9 || old == compare)
+        publish(f, (uintptr_t)address, shared, true);
+    if (fresh != old)
+        return old;
     f->spin_count = polls;  // nothing changed: it may be polling
     --state.writes;
 #endif
@@ -61,14 +79,18 @@ template <class U, class S, class F> static U atomic(u32 op, void* address, U va
 
 struct NoFloat {
     char pad;
-    void operator+=(NoFloat) {}
+    void operator+=(NoFloat) {
+    }
 };
 
 extern "C" {
 unsigned simt_atomic32(unsigned op, void* address, unsigned value, unsigned compare) noexcept {
     return atomic<u32, i32, float>(op, address, value, compare, __builtin_return_address(0));
 }
-unsigned long long simt_atomic64(unsigned op, void* address, unsigned long long value, unsigned long long compare) noexcept {
+unsigned long long simt_atomic64(unsigned op,
+                                 void* address,
+                                 unsigned long long value,
+                                 unsigned long long compare) noexcept {
     return atomic<u64, i64, double>(op, address, value, compare, __builtin_return_address(0));
 }
 unsigned short simt_atomic16(unsigned op, void* address, unsigned short value, unsigned short compare) noexcept {
@@ -103,7 +125,9 @@ void __assert_fail(const char* what, const char* file, unsigned line, const char
     __builtin_unreachable();
 }
 
-long long simt_clock() noexcept { return clock_ns(CLOCK_MONOTONIC); }
+long long simt_clock() noexcept {
+    return clock_ns(CLOCK_MONOTONIC);
+}
 
 int simt_printf(const char* format, ...) noexcept {
     ++state.busy;
@@ -138,7 +162,8 @@ void* simt_memmove(void* to, const void* from, size_t size) noexcept {
 
 void* simt_memset(void* to, int value, size_t size) noexcept {
 #ifdef SIMT_CHECKED
-    if (size && state.current && state.current->depth) check<WRITE>((uintptr_t)to, size, __builtin_return_address(0));
+    if (size && state.current && state.current->depth)
+        check<WRITE>((uintptr_t)to, size, __builtin_return_address(0));
 #endif
     return memset(to, value, size);
 }

@@ -1,4 +1,4 @@
-"""Kernel text in, shared object out: compiles behind the prelude and keeps what was built in a cache that cannot go stale."""
+"""Kernel text in, shared object out: compiles behind the prelude, and keeps the result where it cannot go stale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from .abi import DYNAMIC_BYTES
 from .elf import STT_OBJECT, STT_TLS, ElfFile, Symbol
 from .errors import CompileError
-from .source import declarations, has_includes
+from .source import Declaration, declarations, has_includes
 from .toolchain import Compiler
 
 _HERE = Path(__file__).resolve().parent
@@ -35,25 +35,46 @@ def build(text: str, name: str, options: Sequence[str], warp_size: int, checked:
     preprocessed = None
     if has_includes(text) or any(o.startswith(("-I", "-include")) for o in options):
         preprocessed = _preprocess(text, name, [*defines, *options], compiler)  # what is included belongs to the key
-    key = _key("kernel", text, name, options, warp_size, checked, compiler.compile_flags(checked), preprocessed, compiler.identity)
+    key = _key(
+        "kernel",
+        text,
+        name,
+        options,
+        warp_size,
+        checked,
+        compiler.compile_flags(checked),
+        preprocessed,
+        compiler.identity,
+    )
     target = cache_folder() / f"kernel-{key}.so"
     if _present(target):
         return target
     if preprocessed is None:
         preprocessed = _preprocess(text, name, [*defines, *options], compiler)
     runtime = _runtime(compiler, checked)
-    table = "".join(f'SIMT_KERNEL({d.name}, "{",".join(d.parameters)}") ' for d in declarations(preprocessed))
+    table = "".join(_table_entry(d) for d in declarations(preprocessed))
     with _workspace(target.parent) as folder:
         source = folder / "kernel.cpp"
-        source.write_text(f'#line 1 "{_quoted(name)}"\n{text}\n#line 1 "<simt>"\nSIMT_TEXT_ENDS\nSIMT_KERNEL_TABLE({table})\n')
-        flags = [*compiler.compile_flags(checked), f"-DSIMT_WARP_SIZE={warp_size}", "-include", str(_HERE / "prelude.h")]
+        after = f'#line 1 "<simt>"\nSIMT_TEXT_ENDS\nSIMT_KERNEL_TABLE({table})\n'
+        source.write_text(f'#line 1 "{_quoted(name)}"\n{text}\n{after}', "utf-8")
+        flags = [
+            *compiler.compile_flags(checked),
+            f"-DSIMT_WARP_SIZE={warp_size}",
+            "-include",
+            str(_HERE / "prelude.h"),
+        ]
         _run([*compiler.command, *flags, *options, "-c", str(source), "-o", str(folder / "kernel.o")], name)
         (folder / "extra.s").write_text(_extra_assembly(ElfFile(folder / "kernel.o").symbols))
         parts = [str(folder / "kernel.o"), str(runtime), str(folder / "extra.s")]
-        _run([*compiler.link_command, *parts, "-lm", "-o", str(folder / "kernel.so")], name)
+        _run(compiler.link(parts, str(folder / "kernel.so")), name)
         os.replace(folder / "kernel.so", target)
     _prune(target.parent)
     return target
+
+
+def _table_entry(declared: Declaration) -> str:
+    names = ",".join(declared.parameters)
+    return f'SIMT_KERNEL({declared.name}, "{names}", ({declared.max_threads})) '
 
 
 def cache_folder() -> Path:
@@ -98,7 +119,8 @@ def _sources_digest() -> str:
     digest = hashlib.sha256()
     for path in sorted([*_HERE.glob("*.h"), *_HERE.glob("*.cpp")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    digest.update(Path(__file__).read_bytes())
+    for name in ("build.py", "source.py", "toolchain.py"):
+        digest.update((_HERE / name).read_bytes())
     return digest.hexdigest()
 
 
@@ -123,7 +145,10 @@ def _runtime(compiler: Compiler, checked: bool) -> Path:
     if not _present(target):
         with _workspace(target.parent) as folder:
             output = folder / "runtime.o"
-            _run([*compiler.command, *flags, "-c", str(_HERE / "runtime.cpp"), "-o", str(output)], "the executor's runtime")
+            _run(
+                [*compiler.command, *flags, "-c", str(_HERE / "runtime.cpp"), "-o", str(output)],
+                "the executor's runtime",
+            )
             os.replace(output, target)
     return target
 
@@ -144,12 +169,12 @@ class _workspace:
 def _preprocess(text: str, name: str, options: list[str], compiler: Compiler) -> str:
     with _workspace(cache_folder()) as folder:
         source = folder / "kernel.cpp"
-        source.write_text(f'#line 1 "{_quoted(name)}"\n{text}\n')
+        source.write_text(f'#line 1 "{_quoted(name)}"\n{text}\n', "utf-8")
         return _run([*compiler.command, "-std=c++17", *options, "-E", "-P", str(source)], name)
 
 
 def _run(command: list[str], name: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if done.returncode == 0:
         return done.stdout
     log = done.stderr.strip() or done.stdout.strip()
@@ -157,11 +182,13 @@ def _run(command: list[str], name: str) -> str:
     shown = "\n".join(log.splitlines()[:40])
     if first is None:
         raise CompileError(f"{name} does not compile:\n{shown}", log)
-    raise CompileError(f"{name} does not compile: {first[1]}:{first[2]}: {first[3]}\n{shown}", log, first[1], int(first[2]))
+    raise CompileError(
+        f"{name} does not compile: {first[1]}:{first[2]}: {first[3]}\n{shown}", log, first[1], int(first[2])
+    )
 
 
 def _extra_assembly(symbols: Sequence[Symbol]) -> str:
-    """Puts every `extern __shared__` array at one address, as a GPU does, and notes which variables are the kernels'."""
+    """Puts all `extern __shared__` arrays at one address, as a GPU does, and notes which variables are the kernels'."""
     at = "@" if platform.machine() in ("x86_64", "AMD64") else "%"
     dynamic = sorted({s.name for s in symbols if s.kind == STT_TLS and s.section is None})
     lines = [f'.section .note.GNU-stack,"",{at}progbits', f'.section {VARIABLES_SECTION},"",{at}progbits']

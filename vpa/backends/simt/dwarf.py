@@ -1,8 +1,9 @@
-"""Return addresses to source lines: reads .debug_line and the inlined calls of .debug_info (DWARF 4, as the build asks for)."""
+"""Addresses to source lines: reads .debug_line and the inlined calls of .debug_info (DWARF 4, as built)."""
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import struct
 from dataclasses import dataclass, field
 
@@ -70,10 +71,9 @@ class LineTable:
         self._row_files: list[list[str]] = []
         self._names: dict[int, tuple[str, int]] = {}  # entry offset -> name, offset of the entry to look at next
         self._scopes: list[_Scope] = []
-        try:
+        # An unknown producer: faults are then reported without lines rather than not at all.
+        with contextlib.suppress(IndexError, ValueError, KeyError, struct.error):
             self._read_info(elf.section_bytes(".debug_info"), elf.section_bytes(".debug_abbrev"))
-        except (IndexError, ValueError, KeyError, struct.error):
-            pass  # an unknown producer: faults are then reported without lines rather than not at all
         order = sorted(range(len(self._rows)), key=lambda i: (self._rows[i][0], not self._rows[i][4]))
         self._rows = [self._rows[i] for i in order]
         self._row_files = [self._row_files[i] for i in order]

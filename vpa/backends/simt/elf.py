@@ -40,7 +40,7 @@ class Symbol:
 
     @property
     def short_name(self) -> str:
-        """The source's name: `s` for `_ZZ4scanE1s` (a static of a function), the name itself where it is not mangled."""
+        """The source's name: `s` for `_ZZ4scanE1s` (a function's static); the name itself where it is not mangled."""
         # A mangled name ends in <length><name>; a nested one then in E, a static's second namesake in _0.
         mangled = re.sub(r"(_\d+_?|E)$", "", self.name)
         if mangled.startswith("_Z"):

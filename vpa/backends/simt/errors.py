@@ -9,7 +9,7 @@ Index = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Frame:
-    """One level of a call chain: `function` at `file`:`line` (as the kernel text and its #line directives name them)."""
+    """One level of a call chain: `function` at `file`:`line`, as the text's #line directives name them."""
 
     file: str
     line: int
@@ -41,9 +41,9 @@ class Site:
 class SimtError(Exception):
     """Root of the tree.
 
-    Attributes (None where they do not apply): `kernel` name, `block` and `thread` as (x, y, z), `file` and `line` of the
-    innermost place in the kernel text, `frames` (the call chain, innermost first), `other` (the other side of a race or
-    of a divergence, a `Site`).
+    Attributes (None where they do not apply): `kernel` name, `block` and `thread` as (x, y, z), `file` and `line` of
+    the innermost place in the kernel text, `frames` (the call chain, innermost first), `other` (the other side of a
+    race or of a divergence, a `Site`).
     """
 
     kernel: str | None = None
@@ -92,7 +92,7 @@ class RaceError(KernelFault):
 
 
 class OutOfBoundsError(KernelFault):
-    """An access outside every argument, the block's shared memory, the module's variables and the thread's own stack."""
+    """An access outside every argument, shared memory, the module's variables and the thread's own stack."""
 
 
 class MisalignedError(KernelFault):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -14,10 +15,9 @@ import numpy as np
 
 from . import abi, report
 from .arguments import Parameter, pack, parameters
-from .build import ANCHOR_SYMBOL, DYNAMIC_SYMBOL, VARIABLES_SECTION, build
-from .dwarf import LineTable
-from .elf import STT_OBJECT, STT_TLS, ElfFile
-from .errors import ArgumentError, Frame, LaunchError, SimtError
+from .build import build
+from .errors import ArgumentError, LaunchError, SimtError
+from .library import Library, Variable
 from .memory import Arena, Span, clusters
 from .source import SourceLines
 from .toolchain import find_compiler
@@ -26,71 +26,7 @@ _SLICE_MS = 100  # how often a long launch returns to Python, to see Ctrl-C and 
 _launching = threading.RLock()  # the signal handlers and the stacks are one for the whole process
 _arena = Arena()
 _pool = ctypes.c_void_p()
-_libraries: dict[Path, _Library] = {}
-
-
-class _Library:
-    """A loaded shared object: its kernels, where its variables lie, and its line table once somebody needs it."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.handle = ctypes.CDLL(str(path))
-        self.handle.simt_kernel_table.restype = ctypes.POINTER(abi.KernelEntry)
-        self.handle.simt_launch.argtypes = [ctypes.POINTER(abi.Launch)]
-        self.handle.simt_image.restype = ctypes.c_void_p
-        self.handle.simt_launch_bytes.restype = self.handle.simt_region_bytes.restype = ctypes.c_uint64
-        sizes = self.handle.simt_launch_bytes(), self.handle.simt_region_bytes()
-        if sizes != (ctypes.sizeof(abi.Launch), ctypes.sizeof(abi.Region)):
-            raise SimtError(f"{path} was built for another version of this package: {sizes}")
-        self.image = self.handle.simt_image()
-        self.elf = ElfFile(path)
-        table = self.handle.simt_kernel_table()
-        self.kernels: dict[str, abi.KernelEntry] = {}
-        while table[len(self.kernels)].name:
-            entry = table[len(self.kernels)]
-            self.kernels[entry.name.decode()] = entry
-        tls = {s.name: s for s in self.elf.symbols if s.kind == STT_TLS and s.section is not None}
-        anchor = tls[ANCHOR_SYMBOL].value
-        dynamic = tls.get(DYNAMIC_SYMBOL)
-        self.has_dynamic = dynamic is not None
-        self.dynamic_low = dynamic.value - anchor if dynamic else 0
-        self.shared = [
-            report.Variable(s.short_name, s.value - anchor, s.size)
-            for s in tls.values()
-            if s.name != ANCHOR_SYMBOL and not (dynamic and dynamic.value <= s.value < dynamic.value + abi.DYNAMIC_BYTES)
-        ]
-        self.shared_low = min((v.low for v in self.shared), default=0)
-        self.shared_bytes = max((v.low + v.size for v in self.shared), default=0) - self.shared_low
-        marks = np.zeros(self.shared_bytes, np.uint8)
-        for v in self.shared:
-            marks[v.low - self.shared_low :][: v.size] = abi.PERMIT_READ | abi.PERMIT_WRITE
-        self.shared_marks = None if marks.all() else marks
-        self.variables: list[tuple[report.Variable, bool]] = []  # and whether a kernel may write it
-        own = set(self.elf.section_bytes(VARIABLES_SECTION).decode().split("\0"))
-        for s in self.elf.symbols:
-            if s.kind == STT_OBJECT and s.section is not None and s.size and s.name in own:
-                constant = s.section.name.startswith("simt_constant")
-                if s.section.writable or constant:
-                    self.variables.append((report.Variable(s.short_name, self.image + s.value, s.size), not constant))
-        low, high = self.elf.read_only_range
-        self.constant_range = self.image + low, self.image + high
-        self._chains: dict[tuple[int, ...], tuple[Frame, ...]] = {}
-
-    @cached_property
-    def lines(self) -> LineTable:
-        return LineTable(self.elf)
-
-    def frames(self, addresses: Sequence[int]) -> tuple[Frame, ...]:
-        """The places of a chain of return addresses, without the prelude's own and the trampoline's."""
-        key = tuple(addresses)
-        if key not in self._chains:
-            places = [f for a in addresses for f in self.lines.frames(a - 1)]
-            self._chains[key] = tuple(f for f in places if not _is_ours(f.file))
-        return self._chains[key]
-
-
-def _is_ours(file: str) -> bool:
-    return file == "<simt>" or file.rsplit("/", 1)[-1].startswith("prelude") and file.endswith(".h")
+_libraries: dict[Path, Library] = {}
 
 
 class RawModule:
@@ -99,14 +35,14 @@ class RawModule:
     code: CUDA or HIP source. Its kernels are `extern "C" __global__ void` functions.
     options: `-DNAME=VALUE`, `-U`, `-I`, `-include`, `-std=`.
     warp_size: 32, or 64 to run it as on AMD's wave64 devices (then `__HIP_PLATFORM_AMD__` is defined).
-    checked: find faults (see the package's description); False runs without checks at about twice the speed.
+    checked: find faults (see the package's description); False runs without checks, a little faster.
     name: the file name in messages; `#line` directives in the text are honoured.
     compiler: "g++", "clang++", "zig" or a path; by default the first that is installed.
     shuffles_order_memory: whether shuffles and votes order memory among their lanes as `__syncwarp()` does. CUDA does
         not promise that, and False reports code that relies on it.
 
-    Raises CompilerNotFoundError or CompileError when first used (`compile()`, `get_function`), ValueError for an option or a
-    warp size that is not accepted.
+    Raises CompilerNotFoundError or CompileError when first used (`compile()`, `get_function`), ValueError for an option
+    or a warp size that is not accepted.
     """
 
     def __init__(
@@ -129,11 +65,13 @@ class RawModule:
         self._compiler = compiler
 
     @cached_property
-    def _library(self) -> _Library:
+    def _library(self) -> Library:
+        if sys.platform != "linux":
+            raise SimtError(f"the simt backend needs Linux (signals, ELF), not {sys.platform}; a container will do")
         path = build(self.code, self.name, self.options, self.warp_size, self.checked, find_compiler(self._compiler))
         with _launching:
             if path not in _libraries:
-                _libraries[path] = _Library(path)
+                _libraries[path] = Library(path)
             return _libraries[path]
 
     @cached_property
@@ -159,10 +97,12 @@ class RawModule:
     def get_global(self, name: str) -> np.ndarray:
         """The bytes of the `__device__` or `__constant__` variable `name`, uint8[size], not a copy: view them as the
         dtype that is meant to read or set the variable between launches."""
-        for variable, _ in self._library.variables:
+        for variable in self._library.variables:
             if variable.name == name:
-                return np.ctypeslib.as_array((ctypes.c_uint8 * variable.size).from_address(variable.low))
-        known = ", ".join(v.name for v, _ in self._library.variables) or "none"
+                array = np.ctypeslib.as_array((ctypes.c_uint8 * variable.size).from_address(variable.low))
+                array.flags.writeable = variable.settable
+                return array
+        known = ", ".join(v.name for v in self._library.variables) or "none"
         raise SimtError(f"{self.name} has no variable {name!r}; it has: {known}")
 
 
@@ -188,40 +128,46 @@ class Kernel:
     ) -> None:
         """Runs every block to its end.
 
-        grid, block: 1 to 3 ints. args: for a pointer parameter a NumPy array (the address of its element [0, ..., 0]; the
-        kernel may touch its elements and nothing else), a pair (array, extent) where `extent` is the array whose elements it
-        may touch instead, or None; for any other parameter a NumPy scalar or a one-element array of exactly its size.
+        grid, block: 1 to 3 ints. args: for a pointer parameter a NumPy array (the address of its element [0, ..., 0];
+        the kernel may touch its elements and nothing else), a pair (array, extent) where `extent` is the array whose
+        elements it may touch instead, or None; for any other parameter a NumPy scalar or a one-element array of exactly
+        its size.
         shared_mem: bytes of dynamic shared memory.
         block_order: "forward", "reverse", or ("shuffle", seed).
-        memory: further arrays that the kernel reaches through addresses in its arguments (`array.ctypes.data` in a pointer
-            table); they are used in place.
+        memory: further arrays that the kernel reaches through addresses in its arguments (`array.ctypes.data` in a
+            pointer table); they are used in place.
         timeout: seconds after which a launch that has not ended is given up with a HangError.
-        resident_blocks: how many blocks may be under way at once, which matters to kernels whose blocks wait for one another;
+        resident_blocks: how many blocks may be under way at once, for kernels whose blocks wait for one another;
             1 makes every wait for a block that has not started a HangError.
 
-        In checked mode a fault leaves all arrays but those of `memory` as they were. Launches of one process run one at a time.
+        In checked mode a fault leaves all arrays but those of `memory` as they were. Launches of one process run one at
+        a time.
 
         Raises ArgumentError, LaunchError, or the KernelFault that happened.
         """
         grid, block = _dimensions("grid", grid), _dimensions("block", block)
-        self._refuse_oversized(grid, block, shared_mem)
-        if resident_blocks is not None and resident_blocks < 1:
-            raise LaunchError(f"resident_blocks must be at least 1, got {resident_blocks}", kernel=self.name)
+        self._refuse(grid, block, shared_mem, resident_blocks)
         packed = pack(self.name, self.parameters, args)
         order = _order(block_order, grid[0] * grid[1] * grid[2])
         with _launching:
             self._launch(grid, block, packed, shared_mem, order, memory, timeout, resident_blocks or 0)
 
-    def _refuse_oversized(self, grid, block, shared_mem: int) -> None:
-        limits = f"a grid has at most (2^31-1, 65535, 65535) blocks, a block (1024, 1024, 64) and 1024 threads; got {grid} x {block}"
-        if grid[0] >= 2**31 or max(grid[1:]) > 65535 or max(block) > 1024 or block[2] > 64 or np.prod(block) > 1024:
-            raise LaunchError(f"kernel {self.name!r}: {limits}", kernel=self.name)
-        if grid[0] * grid[1] * grid[2] * int(np.prod(block)) >= 2**32:
-            raise LaunchError(f"kernel {self.name!r}: more than 2^32 threads; got {grid} x {block}", kernel=self.name)
-        if not 0 <= shared_mem <= abi.DYNAMIC_BYTES:
-            raise LaunchError(
-                f"kernel {self.name!r}: shared_mem is {shared_mem}, the most is {abi.DYNAMIC_BYTES} bytes", kernel=self.name
-            )
+    def _refuse(self, grid, block, shared_mem: int, resident_blocks: int | None) -> None:
+        threads = block[0] * block[1] * block[2]
+        bound = self.module._library.kernels[self.name].max_threads
+        problem = ""
+        if grid[0] >= 2**31 or max(grid[1:]) > 65535 or max(block) > 1024 or block[2] > 64 or threads > 1024:
+            problem = "a grid has at most (2^31-1, 65535, 65535) blocks, a block (1024, 1024, 64) and 1024 threads"
+        elif grid[0] * grid[1] * grid[2] * threads >= 2**32:
+            problem = "more than 2^32 threads"
+        elif bound and threads > bound:
+            problem = f"its __launch_bounds__ promise at most {bound} threads a block"
+        elif not 0 <= shared_mem <= abi.DYNAMIC_BYTES:
+            problem = f"shared_mem is {shared_mem}, the most is {abi.DYNAMIC_BYTES} bytes"
+        elif resident_blocks is not None and resident_blocks < 1:
+            problem = f"resident_blocks must be at least 1, got {resident_blocks}"
+        if problem:
+            raise LaunchError(f"kernel {self.name!r}: {problem}; got grid {grid}, block {block}", kernel=self.name)
 
     def _launch(self, grid, block, packed, shared_mem, order, memory, timeout, resident_blocks) -> None:
         module, library = self.module, self.module._library
@@ -242,7 +188,6 @@ class Kernel:
         launch = abi.Launch(
             grid=grid,
             block=block,
-            shared_bytes=shared_mem,
             warp_size=module.warp_size,
             call=entry.call,
             arguments=ctypes.addressof(table),
@@ -259,7 +204,10 @@ class Kernel:
             pool=ctypes.addressof(_pool),
             compare_sites=abi.COMPARE_SITES(self._compare_sites),
         )
-        images = [(library.shared_low, library.shared_bytes), (library.dynamic_low, shared_mem if library.has_dynamic else 0)]
+        images = [
+            (library.shared_low, library.shared_bytes),
+            (library.dynamic_low, shared_mem if library.has_dynamic else 0),
+        ]
         images = [(low, low + size) for low, size in images if size]
         launch.image_low = min((low for low, _ in images), default=0)
         launch.image_size = max((high for _, high in images), default=0) - launch.image_low
@@ -275,19 +223,21 @@ class Kernel:
     def _run(self, launch: abi.Launch, timeout: float) -> int:
         handle = self.module._library.handle
         deadline = time.monotonic() + timeout
-        status = handle.simt_launch(ctypes.byref(launch))
+        status = abi.DONE
         try:
+            status = handle.simt_launch(ctypes.byref(launch))
             while status == abi.PAUSED:
                 if time.monotonic() > deadline:
                     handle.simt_abandon()
                     return abi.FAULT
                 status = handle.simt_resume()
         except BaseException:  # Ctrl-C: the runtime must not be left in the middle of a launch
-            handle.simt_abandon()
+            if status == abi.PAUSED:
+                handle.simt_abandon()
             raise
         return status
 
-    def _regions(self, library: _Library, parts, shared_mem: int):
+    def _regions(self, library: Library, parts, shared_mem: int):
         known = [
             abi.Region(
                 low=c.low + c.shift,
@@ -300,8 +250,8 @@ class Kernel:
             for c in parts
         ]
         both = abi.PERMIT_READ | abi.PERMIT_WRITE
-        for v, writable in library.variables:
-            permit = both if writable else abi.PERMIT_READ
+        for v in library.variables:
+            permit = abi.PERMIT_READ if v.constant else both
             known.append(abi.Region(low=v.low, size=v.size, space=abi.VARIABLE, permit=permit, shift=2))
         known.sort(key=lambda r: r.low)
         marks = library.shared_marks
@@ -325,7 +275,9 @@ class Kernel:
 
     def _compare_sites(self, one, two) -> int:
         try:
-            places = [self.module._library.frames(list(a.contents.frames)[: a.contents.frame_count]) for a in (one, two)]
+            places = [
+                self.module._library.frames(list(a.contents.frames)[: a.contents.frame_count]) for a in (one, two)
+            ]
             first, second = ([(f.file, f.line, f.column) for f in reversed(p)] for p in places)
             if first == second:
                 return 0
@@ -335,7 +287,7 @@ class Kernel:
                 if a != b:
                     return -1 if (a[1], a[2]) < (b[1], b[2]) else 1
             return -1 if len(first) < len(second) else 1
-        except Exception:  # noqa: BLE001 - an exception cannot pass through the C code that calls this
+        except Exception:  # it could not pass through the C code that calls this
             return -1
 
     def _scene(self, grid, block, parts, regions, shared_mem, timeout) -> report.Scene:
@@ -349,8 +301,8 @@ class Kernel:
             frames=library.frames,
             line=self.module._source_lines,
             parts=parts,
-            shared=[report.Variable(v.name, v.low + moved, v.size) for v in library.shared],
-            variables=[v for v, _ in library.variables],
+            shared=[Variable(v.name, v.low + moved, v.size) for v in library.shared],
+            variables=library.variables,
             dynamic_low=dynamic.low if library.has_dynamic else 1 << 63,
             dynamic_bytes=shared_mem,
             checked=self.module.checked,
@@ -368,7 +320,9 @@ def _placed(span: Span, parts) -> int:
 def _dimensions(what: str, value: Sequence[int]) -> tuple[int, int, int]:
     values = (value,) if isinstance(value, (int, np.integer)) else tuple(value)
     if not 1 <= len(values) <= 3 or not all(isinstance(v, (int, np.integer)) and v >= 1 for v in values):
-        raise LaunchError(f"{what} must be 1 to 3 positive ints, got {value!r} (a launch of nothing is the caller's to skip)")
+        raise LaunchError(
+            f"{what} must be 1 to 3 positive ints, got {value!r} (a launch of nothing is the caller's to skip)"
+        )
     x, y, z = [*map(int, values), 1, 1][:3]
     return x, y, z
 

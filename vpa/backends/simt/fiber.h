@@ -1,7 +1,14 @@
 // A context switch between threads of a kernel: their own few instructions on x86-64 and AArch64, ucontext elsewhere.
 #pragma once
 
-enum { STACK_BYTES = 128 * 1024, GUARD_BYTES = 4096 };  // CUDA allows 512 KiB of local memory; kernels use a few hundred bytes
+// CUDA allows 512 KiB of local memory; kernels use a few hundred bytes. Below each stack lies a page that nobody may
+// touch.
+#if defined(__x86_64__)
+enum { GUARD_BYTES = 4096 };
+#else
+enum { GUARD_BYTES = 65536 };  // the largest page of AArch64
+#endif
+enum { STACK_BYTES = 128 * 1024 + GUARD_BYTES };
 
 static void fiber_main();
 
@@ -36,7 +43,8 @@ static void* fiber_prepare(char*, char* top) {
     void** sp = (void**)((uintptr_t)top & ~(uintptr_t)15);
     *--sp = nullptr;  // where a return address would lie: the stack is aligned as after a call
     *--sp = (void*)fiber_main;
-    for (int i = 0; i < 6; ++i) *--sp = nullptr;
+    for (int i = 0; i < 6; ++i)
+        *--sp = nullptr;
     return sp;
 }
 

@@ -1,8 +1,8 @@
-"""The memory that a checked kernel sees: copies of its arrays, set apart, with a note of every byte it may read or write.
+"""The memory that a checked kernel sees: copies of its arrays, set apart, and which bytes it may read and write.
 
-A copy keeps its array's address modulo 4,096 and its strides, and arrays that overlap stay overlapping, so alignment and
-aliasing are what they are in place. Between the copies lie gaps as large as the arrays: running over an end meets no
-neighbour by accident. Results are copied back when the launch has succeeded, so a fault leaves the arrays untouched.
+A copy keeps its array's address modulo 4,096 and its strides, and arrays that overlap stay overlapping, so alignment
+and aliasing are what they are in place. Between the copies lie gaps as large as the arrays: running over an end meets
+no neighbour by accident. Results are copied back when the launch has succeeded, so a fault leaves the arrays untouched.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Span:
 
 @dataclass(eq=False)
 class Cluster:
-    """Spans that overlap, as one piece of memory. `shift`: from an array's own addresses to those that the kernel sees."""
+    """Spans that overlap, as one piece of memory. `shift`: from the arrays' addresses to those that the kernel sees."""
 
     low: int
     high: int

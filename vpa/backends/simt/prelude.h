@@ -10,11 +10,11 @@ typedef unsigned long long simt_mask;
 typedef unsigned int simt_mask;
 #endif
 
-// --- Qualifiers ------------------------------------------------------------------------------------------------------
+// --- Qualifiers ---
 // thread_local is the one keyword that is valid both in `__shared__ float s[32];` inside a function (where it implies
 // static) and after the `extern` of dynamic shared memory; one block at a time owns the host thread's copy. It also
-// marks the variables in the symbol table, which is how the checker learns their extents. `used`: a variable that the text
-// never writes, or never reads, must not be folded into a constant: that is a fault to be found.
+// marks the variables in the symbol table, which is how the checker learns their extents. `used`: a variable that the
+// text never writes, or never reads, must not be folded into a constant: that is a fault to be found.
 #define __shared__ __attribute__((used)) thread_local
 #define __global__ __attribute__((noinline, used))
 #define __device__
@@ -38,17 +38,36 @@ typedef unsigned int simt_mask;
 #define SIMT_INLINE inline __attribute__((always_inline))
 
 typedef decltype(sizeof(0)) size_t;
+#ifndef __clang__
+#define __builtin_assume(condition) ((void)0)
+#endif
 
-// --- Vector types, with CUDA's alignments ----------------------------------------------------------------------------
-#define SIMT_VECTORS(T, name, align2, align4)                                                                          \
-    struct name##1 { T x; };                                                                                           \
-    struct __align__(align2) name##2 { T x, y; };                                                                      \
-    struct name##3 { T x, y, z; };                                                                                     \
-    struct __align__(align4) name##4 { T x, y, z, w; };                                                                \
-    SIMT_INLINE name##1 make_##name##1(T x) { return {x}; }                                                            \
-    SIMT_INLINE name##2 make_##name##2(T x, T y) { return {x, y}; }                                                    \
-    SIMT_INLINE name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                                            \
-    SIMT_INLINE name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+// --- Vector types, with CUDA's alignments ---
+#define SIMT_VECTORS(T, name, align2, align4)                \
+    struct name##1 {                                         \
+        T x;                                                 \
+    };                                                       \
+    struct __align__(align2) name##2 {                       \
+        T x, y;                                              \
+    };                                                       \
+    struct name##3 {                                         \
+        T x, y, z;                                           \
+    };                                                       \
+    struct __align__(align4) name##4 {                       \
+        T x, y, z, w;                                        \
+    };                                                       \
+    SIMT_INLINE name##1 make_##name##1(T x) {                \
+        return {x};                                          \
+    }                                                        \
+    SIMT_INLINE name##2 make_##name##2(T x, T y) {           \
+        return {x, y};                                       \
+    }                                                        \
+    SIMT_INLINE name##3 make_##name##3(T x, T y, T z) {      \
+        return {x, y, z};                                    \
+    }                                                        \
+    SIMT_INLINE name##4 make_##name##4(T x, T y, T z, T w) { \
+        return {x, y, z, w};                                 \
+    }
 SIMT_VECTORS(signed char, char, 2, 4)
 SIMT_VECTORS(unsigned char, uchar, 2, 4)
 SIMT_VECTORS(short, short, 4, 8)
@@ -65,15 +84,18 @@ SIMT_VECTORS(double, double, 16, 16)
 
 struct dim3 {
     unsigned int x, y, z;
-    constexpr dim3(unsigned int x = 1, unsigned int y = 1, unsigned int z = 1) : x(x), y(y), z(z) {}
+    constexpr dim3(unsigned int x = 1, unsigned int y = 1, unsigned int z = 1) : x(x), y(y), z(z) {
+    }
 };
 
-// --- Built-in variables ----------------------------------------------------------------------------------------------
-// The runtime rewrites them whenever another thread is resumed, so each thread sees constants. Plain structures: a const
-// object with a constructor would be instrumented at every use.
+// --- Built-in variables ---
+// The runtime rewrites them whenever another thread is resumed, so each thread sees constants. Plain structures: a
+// const object with a constructor would be instrumented at every use.
 struct simt_extent {
     unsigned int x, y, z;
-    operator dim3() const { return dim3(x, y, z); }
+    operator dim3() const {
+        return dim3(x, y, z);
+    }
 };
 extern "C" {
 extern const uint3 threadIdx, blockIdx;
@@ -81,11 +103,11 @@ extern const simt_extent blockDim, gridDim;
 }
 static constexpr int warpSize = SIMT_WARP_SIZE;
 
-// --- Barriers, fences, traps -----------------------------------------------------------------------------------------
+// --- Barriers, fences, traps ---
 extern "C" {
 SIMT_SYNC int simt_barrier(int kind, int predicate) noexcept;
-SIMT_SYNC unsigned long long simt_warp(unsigned op, unsigned long long mask, unsigned long long value, int argument,
-                                       int width) noexcept;
+SIMT_SYNC unsigned long long simt_warp(
+    unsigned op, unsigned long long mask, unsigned long long value, int argument, int width) noexcept;
 void simt_fence(int scope) noexcept;
 void simt_pause() noexcept;
 [[noreturn]] void simt_trap(const char* what, const char* file, int line) noexcept;
@@ -93,17 +115,39 @@ long long simt_clock() noexcept;
 int simt_printf(const char* format, ...) noexcept __attribute__((format(printf, 1, 2)));
 }
 
-SIMT_INLINE void __syncthreads() { simt_barrier(0, 0); }
-SIMT_INLINE int __syncthreads_count(int predicate) { return simt_barrier(1, predicate); }
-SIMT_INLINE int __syncthreads_and(int predicate) { return simt_barrier(2, predicate); }
-SIMT_INLINE int __syncthreads_or(int predicate) { return simt_barrier(3, predicate); }
-SIMT_INLINE void __threadfence_block() { simt_fence(0); }
-SIMT_INLINE void __threadfence() { simt_fence(1); }
-SIMT_INLINE void __threadfence_system() { simt_fence(1); }
-SIMT_INLINE void __nanosleep(unsigned) { simt_pause(); }
-SIMT_INLINE long long clock64() { return simt_clock(); }
-SIMT_INLINE long long wall_clock64() { return simt_clock(); }
-[[noreturn]] SIMT_INLINE void __trap() { simt_trap("__trap()", 0, 0); }
+SIMT_INLINE void __syncthreads() {
+    simt_barrier(0, 0);
+}
+SIMT_INLINE int __syncthreads_count(int predicate) {
+    return simt_barrier(1, predicate);
+}
+SIMT_INLINE int __syncthreads_and(int predicate) {
+    return simt_barrier(2, predicate);
+}
+SIMT_INLINE int __syncthreads_or(int predicate) {
+    return simt_barrier(3, predicate);
+}
+SIMT_INLINE void __threadfence_block() {
+    simt_fence(0);
+}
+SIMT_INLINE void __threadfence() {
+    simt_fence(1);
+}
+SIMT_INLINE void __threadfence_system() {
+    simt_fence(1);
+}
+SIMT_INLINE void __nanosleep(unsigned) {
+    simt_pause();
+}
+SIMT_INLINE long long clock64() {
+    return simt_clock();
+}
+SIMT_INLINE long long wall_clock64() {
+    return simt_clock();
+}
+[[noreturn]] SIMT_INLINE void __trap() {
+    simt_trap("__trap()", 0, 0);
+}
 #define printf simt_printf
 #ifndef assert
 #define assert(condition) ((condition) ? (void)0 : simt_trap("assert(" #condition ")", __FILE__, __LINE__))

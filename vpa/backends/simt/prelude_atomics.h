@@ -2,35 +2,53 @@
 #pragma once
 
 enum simt_rmw : unsigned {
-    SIMT_RMW_ADD = 0, SIMT_RMW_MIN_S, SIMT_RMW_MAX_S, SIMT_RMW_MIN_U, SIMT_RMW_MAX_U, SIMT_RMW_AND, SIMT_RMW_OR, SIMT_RMW_XOR,
-    SIMT_RMW_EXCH, SIMT_RMW_CAS, SIMT_RMW_INC, SIMT_RMW_DEC, SIMT_RMW_FADD,
+    SIMT_RMW_ADD = 0,
+    SIMT_RMW_MIN_S,
+    SIMT_RMW_MAX_S,
+    SIMT_RMW_MIN_U,
+    SIMT_RMW_MAX_U,
+    SIMT_RMW_AND,
+    SIMT_RMW_OR,
+    SIMT_RMW_XOR,
+    SIMT_RMW_EXCH,
+    SIMT_RMW_CAS,
+    SIMT_RMW_INC,
+    SIMT_RMW_DEC,
+    SIMT_RMW_FADD,
 };
 
 extern "C" {
 unsigned simt_atomic32(unsigned op, void* address, unsigned value, unsigned compare) noexcept;
-unsigned long long simt_atomic64(unsigned op, void* address, unsigned long long value, unsigned long long compare) noexcept;
+unsigned long long simt_atomic64(unsigned op,
+                                 void* address,
+                                 unsigned long long value,
+                                 unsigned long long compare) noexcept;
 unsigned short simt_atomic16(unsigned op, void* address, unsigned short value, unsigned short compare) noexcept;
 }
 
-#define SIMT_ATOMIC(T, Bits, width, name, op)                                                                          \
-    SIMT_INLINE T name(T* address, T value) {                                                                          \
-        return simt_bits<T>((Bits)simt_atomic##width(op, address, simt_bits<Bits>(value), 0));                         \
-    }                                                                                                                  \
-    SIMT_INLINE T name##_system(T* address, T value) { return name(address, value); }
-#define SIMT_CAS(T, Bits, width)                                                                                       \
-    SIMT_INLINE T atomicCAS(T* address, T compare, T value) {                                                          \
-        return simt_bits<T>((Bits)simt_atomic##width(SIMT_RMW_CAS, address, simt_bits<Bits>(value),                    \
-                                                     simt_bits<Bits>(compare)));                                       \
-    }                                                                                                                  \
-    SIMT_INLINE T atomicCAS_system(T* address, T compare, T value) { return atomicCAS(address, compare, value); }
-#define SIMT_INTEGER_ATOMICS(T, Bits, width, sign)                                                                     \
-    SIMT_ATOMIC(T, Bits, width, atomicAdd, SIMT_RMW_ADD)                                                               \
-    SIMT_ATOMIC(T, Bits, width, atomicMin, SIMT_RMW_MIN_##sign)                                                        \
-    SIMT_ATOMIC(T, Bits, width, atomicMax, SIMT_RMW_MAX_##sign)                                                        \
-    SIMT_ATOMIC(T, Bits, width, atomicAnd, SIMT_RMW_AND)                                                               \
-    SIMT_ATOMIC(T, Bits, width, atomicOr, SIMT_RMW_OR)                                                                 \
-    SIMT_ATOMIC(T, Bits, width, atomicXor, SIMT_RMW_XOR)                                                               \
-    SIMT_ATOMIC(T, Bits, width, atomicExch, SIMT_RMW_EXCH)                                                             \
+#define SIMT_ATOMIC(T, Bits, width, name, op)                                                  \
+    SIMT_INLINE T name(T* address, T value) {                                                  \
+        return simt_bits<T>((Bits)simt_atomic##width(op, address, simt_bits<Bits>(value), 0)); \
+    }                                                                                          \
+    SIMT_INLINE T name##_system(T* address, T value) {                                         \
+        return name(address, value);                                                           \
+    }
+#define SIMT_CAS(T, Bits, width)                                                                                \
+    SIMT_INLINE T atomicCAS(T* address, T compare, T value) {                                                   \
+        return simt_bits<T>(                                                                                    \
+            (Bits)simt_atomic##width(SIMT_RMW_CAS, address, simt_bits<Bits>(value), simt_bits<Bits>(compare))); \
+    }                                                                                                           \
+    SIMT_INLINE T atomicCAS_system(T* address, T compare, T value) {                                            \
+        return atomicCAS(address, compare, value);                                                              \
+    }
+#define SIMT_INTEGER_ATOMICS(T, Bits, width, sign)              \
+    SIMT_ATOMIC(T, Bits, width, atomicAdd, SIMT_RMW_ADD)        \
+    SIMT_ATOMIC(T, Bits, width, atomicMin, SIMT_RMW_MIN_##sign) \
+    SIMT_ATOMIC(T, Bits, width, atomicMax, SIMT_RMW_MAX_##sign) \
+    SIMT_ATOMIC(T, Bits, width, atomicAnd, SIMT_RMW_AND)        \
+    SIMT_ATOMIC(T, Bits, width, atomicOr, SIMT_RMW_OR)          \
+    SIMT_ATOMIC(T, Bits, width, atomicXor, SIMT_RMW_XOR)        \
+    SIMT_ATOMIC(T, Bits, width, atomicExch, SIMT_RMW_EXCH)      \
     SIMT_CAS(T, Bits, width)
 SIMT_INTEGER_ATOMICS(int, unsigned, 32, S)
 SIMT_INTEGER_ATOMICS(unsigned, unsigned, 32, U)
@@ -43,8 +61,12 @@ SIMT_ATOMIC(float, unsigned, 32, atomicAdd, SIMT_RMW_FADD)
 SIMT_ATOMIC(float, unsigned, 32, atomicExch, SIMT_RMW_EXCH)
 SIMT_ATOMIC(double, unsigned long long, 64, atomicAdd, SIMT_RMW_FADD)
 SIMT_CAS(unsigned short, unsigned short, 16)
-SIMT_INLINE int atomicSub(int* address, int value) { return atomicAdd(address, (int)(0u - (unsigned)value)); }
-SIMT_INLINE unsigned atomicSub(unsigned* address, unsigned value) { return atomicAdd(address, 0u - value); }
+SIMT_INLINE int atomicSub(int* address, int value) {
+    return atomicAdd(address, (int)(0u - (unsigned)value));
+}
+SIMT_INLINE unsigned atomicSub(unsigned* address, unsigned value) {
+    return atomicAdd(address, 0u - value);
+}
 #undef SIMT_ATOMIC
 #undef SIMT_CAS
 #undef SIMT_INTEGER_ATOMICS

@@ -26,6 +26,7 @@ from .errors import (
     UndefinedArithmeticError,
     UninitializedError,
 )
+from .library import Variable
 from .memory import Cluster, Span, address_of, bounds
 
 _CLASSES = {
@@ -42,15 +43,6 @@ _CLASSES = {
     11: CrashError,
     12: StackOverflowError,
 }
-
-
-@dataclass(frozen=True)
-class Variable:
-    """A `__shared__`, `__device__` or `__constant__` variable as the kernel's address space has it."""
-
-    name: str
-    low: int
-    size: int
 
 
 @dataclass(frozen=True)
@@ -140,7 +132,9 @@ def _memory(scene: Scene, address: int, size: int) -> str:
         if c.low <= address - c.shift < c.high:
             held = [s for s in c.spans if s.bounds[0] <= address - c.shift < s.bounds[1]]
             named = [(s, _element(s.extent, address - c.shift)) for s in held]
-            found = [(s, e) for s, e in named if e is not None and s.extent is s.array] or [(s, e) for s, e in named if e is not None]
+            found = [(s, e) for s, e in named if e is not None and s.extent is s.array] or [
+                (s, e) for s, e in named if e is not None
+            ]
             if found:
                 return f"{found[0][0].name}{found[0][1]}"
             return held[0].name if held else c.spans[0].name
@@ -155,7 +149,7 @@ def _memory(scene: Scene, address: int, size: int) -> str:
 
 
 def _element(array: np.ndarray, address: int) -> str | None:
-    """"[i, j]" of the element that holds the byte at `address`; None if it lies between elements."""
+    """ "[i, j]" of the element that holds the byte at `address`; None if it lies between elements."""
     low, _ = bounds(array)
     rest = address - low
     index = [0] * array.ndim
@@ -190,10 +184,17 @@ def _outside(scene: Scene, address: int, size: int, text: str) -> str:
                 near.append((low - address, f"{low - address} bytes before the start of {_array(s)}"))
     for v in scene.shared:
         if address >= v.low + v.size > address - 4096 or v.low <= address < v.low + v.size < address + size:
-            near.append((address - v.low - v.size, f"{max(0, address - v.low - v.size)} bytes past the end of shared {v.name!r} ({v.size} bytes)"))
+            near.append(
+                (
+                    address - v.low - v.size,
+                    f"{max(0, address - v.low - v.size)} bytes past the end of shared {v.name!r} ({v.size} bytes)",
+                )
+            )
     if 0 <= address - scene.dynamic_low < abi.DYNAMIC_BYTES:
         past = max(0, address - scene.dynamic_low - scene.dynamic_bytes)
-        near.append((0, f"{past} bytes past the end of the {scene.dynamic_bytes} bytes of dynamic shared memory of this launch"))
+        near.append(
+            (0, f"{past} bytes past the end of the {scene.dynamic_bytes} bytes of dynamic shared memory of this launch")
+        )
     for v in scene.variables:
         if address >= v.low + v.size > address - 4096:
             near.append((address - v.low - v.size, f"{address - v.low - v.size} bytes past the end of {v.name!r}"))
@@ -214,12 +215,15 @@ def _text(report: abi.Report) -> str:
 def _race(report, scene, site, other) -> str:
     what = _memory(scene, report.address, report.size)
     if other.block != site.block:
-        whose, why = f" of block {_index(other.block)}", "and nothing orders the two blocks (a fence and an atomic would)"
+        whose, why = (
+            f" of block {_index(other.block)}",
+            "and nothing orders the two blocks (a fence and an atomic would)",
+        )
     else:
         whose, why = "", "with no barrier between"
     return (
-        f"thread {_index(site.thread)} {_verb(report.actor.flags)} {what}{_at(site)} that thread {_index(other.thread)}{whose} "
-        f"{_past(report.other.flags)}{_at(other)} {why}"
+        f"thread {_index(site.thread)} {_verb(report.actor.flags)} {what}{_at(site)} "
+        f"that thread {_index(other.thread)}{whose} {_past(report.other.flags)}{_at(other)} {why}"
     )
 
 
@@ -233,7 +237,9 @@ def _out_of_bounds(report, scene, site, other) -> str:
 def _misaligned(report, scene, site, other) -> str:
     what = _memory(scene, report.address, report.size)
     needs = _text(report) or f"an access of {report.size} bytes needs an address that is a multiple of it"
-    return f"thread {_index(site.thread)} uses a misaligned address{_at(site)}: {what} at {report.address:#x}, but {needs}"
+    return (
+        f"thread {_index(site.thread)} uses a misaligned address{_at(site)}: {what} at {report.address:#x}, but {needs}"
+    )
 
 
 def _uninitialized(report, scene, site, other) -> str:
@@ -279,8 +285,8 @@ def _hang(report, scene, site, other) -> str:
         return f"thread {_index(site.thread)} polls{_at(site)} for what no thread will write any more: everybody waits"
     if _text(report):
         return _text(report)
-    state = f"thread {_index(site.thread)} {'runs' if site.action in ('runs', 'reads') else 'waits in ' + site.action}{_at(site)}"
-    return f"not finished after {scene.timeout:g} s; {state}"
+    state = "runs" if site.action in ("runs", "reads") else f"waits in {site.action}"
+    return f"not finished after {scene.timeout:g} s; thread {_index(site.thread)} {state}{_at(site)}"
 
 
 def _plain(report, scene, site, other) -> str:

@@ -16,24 +16,32 @@
 namespace simt_runtime {
 #include "state.h"
 #include "fiber.h"
+#include "threads.h"
 #include "faults.h"
 #ifdef SIMT_CHECKED
+#include "arena.h"
+#include "fences.h"
 #include "clocks.h"
 #include "shadow.h"
 #endif
+#include "divergence.h"
 #include "warp.h"
+#include "barrier.h"
+#include "blocks.h"
 #include "scheduler.h"
 #include "atomics.h"
 #include "signals.h"
 #ifdef SIMT_CHECKED
 #include "hooks.h"
+#include "hooks_atomic.h"
 #include "undefined.h"
 #endif
 
 enum : u64 { KEPT_SHADOW = (u64)256 << 20, KEPT_SLOTS = 4 };  // between launches: fresh pages cost more than the checks
 
 static void prepare(Launch* launch) {
-    if (!*launch->pool) *launch->pool = calloc(1, sizeof(Pool));
+    if (!*launch->pool)
+        *launch->pool = calloc(1, sizeof(Pool));
     Pool* pool = (Pool*)*launch->pool;
     void* arena = state.arena;
     memset((void*)&state, 0, sizeof state);
@@ -46,7 +54,8 @@ static void prepare(Launch* launch) {
     state.warp_shift = launch->warp_size == 64 ? 6 : 5;
     u32 limit = RESIDENT_THREADS / state.threads;
     limit = limit < 2 ? 2 : limit > MAX_SLOTS ? (u32)MAX_SLOTS : limit;
-    state.resident_limit = launch->resident_blocks && launch->resident_blocks < MAX_SLOTS ? launch->resident_blocks : limit;
+    state.resident_limit =
+        launch->resident_blocks && launch->resident_blocks < MAX_SLOTS ? launch->resident_blocks : limit;
     uintptr_t anchor = (uintptr_t)&simt_tls_anchor;
     Region* regions = launch->regions;
     state.static_shared = &regions[launch->region_count - 2];
@@ -61,19 +70,22 @@ static void prepare(Launch* launch) {
     state.arena = arena;
     arena_clear();
     if (pool->stamp > 0x80000000u) {  // stamps rise from launch to launch, so that shadow memory need not be cleared
-        for (int i = 0; i < MAX_REGIONS; ++i) release_cells(pool->cells[i], pool->cell_bytes[i]);
+        for (int i = 0; i < MAX_REGIONS; ++i)
+            release_cells(pool->cells[i], pool->cell_bytes[i]);
         for (u32 i = 0; i < pool->slot_count; ++i)
-            for (int k = 0; k < 2; ++k) release_cells(pool->slots[i]->cells[k], pool->slots[i]->cell_bytes[k]);
+            for (int k = 0; k < 2; ++k)
+                release_cells(pool->slots[i]->cells[k], pool->slots[i]->cell_bytes[k]);
         pool->stamp = 0;
     }
-    state.stamp = pool->stamp + 1;
+    state.stamp = ++pool->stamp;
     for (u32 i = 0; i < launch->region_count; ++i) {
         Region* r = &regions[i];
         r->index = i;
         r->cells = nullptr;
         r->written = 0;
         r->base = state.stamp;
-        if (i + 2 >= launch->region_count || !(r->permit & PERMIT_WRITE) || !r->size) continue;
+        if (i + 2 >= launch->region_count || !(r->permit & PERMIT_WRITE) || !r->size)
+            continue;
         // The cells' size that the last launch ended with is the best guess for one like it.
         r->shift = pool->region_size[i] == r->size ? pool->region_shift[i] : r->shift;
         cells_reserve(pool->cells[i], pool->cell_bytes[i], cells_size(r, r->shift));
@@ -85,10 +97,10 @@ static void prepare(Launch* launch) {
 }
 
 static void finish() {
-    for (u32 i = 0; i < state.resident; ++i) state.pool->slots[i]->open = false;
+    for (u32 i = 0; i < state.resident; ++i)
+        state.pool->slots[i]->open = false;
 #ifdef SIMT_CHECKED
     Pool* pool = state.pool;
-    pool->stamp = state.stamp;
     for (u32 i = 0; i + 2 < state.launch->region_count; ++i) {
         pool->region_size[i] = state.launch->regions[i].size;
         pool->region_shift[i] = (u8)state.launch->regions[i].shift;
@@ -102,7 +114,8 @@ static void finish() {
         }
     }
 #endif
-    for (u32 i = KEPT_SLOTS; i < state.pool->slot_count; ++i) release_stacks(state.pool->slots[i]);
+    for (u32 i = KEPT_SLOTS; i < state.pool->slot_count; ++i)
+        release_stacks(state.pool->slots[i]);
 }
 
 static u32 slice() {
@@ -110,7 +123,8 @@ static u32 slice() {
     signals_on();
     u32 status = run();
     signals_off();
-    if (status != STATUS_PAUSED) finish();
+    if (status != STATUS_PAUSED)
+        finish();
     return status;
 }
 
@@ -123,7 +137,9 @@ EXPORT u32 simt_launch(Launch* launch) {
     return slice();
 }
 
-EXPORT u32 simt_resume() { return slice(); }
+EXPORT u32 simt_resume() {
+    return slice();
+}
 
 // Ends a paused launch; the report names a thread that had not returned.
 EXPORT void simt_abandon() {
@@ -131,16 +147,24 @@ EXPORT void simt_abandon() {
     const Fiber* found = nullptr;
     for (u32 i = 0; i < slot->threads; ++i) {
         const Fiber* f = &slot->fibers[i];
-        if (f->state != EXITED && (!found || (f->state == RUNNING && f->pc && !(found->state == RUNNING && found->pc)))) found = f;
+        if (f->state != EXITED && (!found || (f->state == RUNNING && f->pc && !(found->state == RUNNING && found->pc))))
+            found = f;
     }
-    if (found) describe(state.launch->report.actor, found, found->pc, 0, doing(found));
+    if (found)
+        describe(state.launch->report.actor, found, found->pc, 0, doing(found));
     stop(FAULT_HANG);
     finish();
 }
 
 // The loader's address of the module: what symbol values in its file are relative to.
-EXPORT const char* simt_image() { return __ehdr_start; }
+EXPORT const char* simt_image() {
+    return __ehdr_start;
+}
 
-EXPORT u64 simt_launch_bytes() { return sizeof(Launch); }
-EXPORT u64 simt_region_bytes() { return sizeof(Region); }
+EXPORT u64 simt_launch_bytes() {
+    return sizeof(Launch);
+}
+EXPORT u64 simt_region_bytes() {
+    return sizeof(Region);
+}
 }  // namespace simt_runtime

@@ -1,17 +1,20 @@
-"""The kernel text itself: which kernels it declares, their parameters' names, and which line a #line directive gives where."""
+"""The kernel text itself: which kernels it declares, their parameters' names, and its lines as #line counts them."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """One `extern "C" __global__` function: its name and its parameters' names (empty strings where they have none)."""
+    """One `extern "C" __global__` function: its name, its parameters' names (empty strings where they have none), and
+    the first argument of its `__launch_bounds__` as it is written, "0" without one."""
 
     name: str
     parameters: tuple[str, ...]
+    max_threads: str = "0"
+    start: int = field(default=0, compare=False)  # of the parameter list
 
 
 _NOISE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
@@ -34,8 +37,14 @@ def declarations(preprocessed: str) -> tuple[Declaration, ...]:
             continue
         if "extern_C" in head or any(low <= match.start() < high for low, high in blocks):
             declared = _declared(text, match.end())
-            if declared is not None and (declared.name not in found or any(declared.parameters)):
-                found[declared.name] = declared
+            if declared is None or (declared.name in found and not any(declared.parameters)):
+                continue
+            bound = re.search(r"__launch_bounds__\s*\(", text[match.start() - len(head) : declared.start])
+            if bound is not None:
+                inside = match.start() - len(head) + bound.end()
+                bounds = _split(text[inside : _closing(text, inside - 1, "()")])
+                declared = replace(declared, max_threads=" ".join(bounds[0].split()))
+            found[declared.name] = declared
     return tuple(found.values())
 
 
@@ -50,7 +59,7 @@ def _declared(text: str, position: int) -> Declaration | None:
         end = _closing(text, position, "()")
         word = match[1]
         if not (word.startswith("__") or word in ("alignas", "decltype")):
-            return Declaration(word, _parameter_names(text[position + 1 : end]))
+            return Declaration(word, _parameter_names(text[position + 1 : end]), start=position)
         return _declared(text, end + 1)
     return None
 
@@ -64,15 +73,20 @@ def _closing(text: str, position: int, pair: str) -> int:
     return len(text)
 
 
-def _parameter_names(inside: str) -> tuple[str, ...]:
+def _split(inside: str) -> list[str]:
+    """At the commas that no bracket encloses."""
     parts, depth, start = [], 0, 0
     for i, character in enumerate(inside):
         depth += (character in "(<[{") - (character in ")>]}")
         if character == "," and not depth:
             parts.append(inside[start:i])
             start = i + 1
-    parts.append(inside[start:])
-    if parts in ([""], ["void"]) or not inside.strip():
+    return [*parts, inside[start:]]
+
+
+def _parameter_names(inside: str) -> tuple[str, ...]:
+    parts = _split(inside)
+    if inside.strip() in ("", "void"):
         return ()
     names = []
     for part in parts:

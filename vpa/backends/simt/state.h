@@ -1,7 +1,6 @@
 // The executor's data: what Python passes in and reads back, and the threads, warps and blocks of the running launch.
 #pragma once
 
-
 typedef uint8_t u8;
 typedef uint16_t u16;
 typedef uint32_t u32;
@@ -9,14 +8,32 @@ typedef uint64_t u64;
 typedef int32_t i32;
 typedef int64_t i64;
 
-// --- Shared with Python (abi.py mirrors these structures field by field) ------------------------------------------------
+// --- Shared with Python (abi.py mirrors these structures field by field) ---
 
 enum Fault : u32 {
-    FAULT_NONE = 0, FAULT_RACE, FAULT_OUT_OF_BOUNDS, FAULT_MISALIGNED, FAULT_UNINITIALIZED, FAULT_READ_ONLY, FAULT_NULL,
-    FAULT_ARITHMETIC, FAULT_DIVERGENCE, FAULT_HANG, FAULT_TRAP, FAULT_CRASH, FAULT_STACK,
+    FAULT_NONE = 0,
+    FAULT_RACE,
+    FAULT_OUT_OF_BOUNDS,
+    FAULT_MISALIGNED,
+    FAULT_UNINITIALIZED,
+    FAULT_READ_ONLY,
+    FAULT_NULL,
+    FAULT_ARITHMETIC,
+    FAULT_DIVERGENCE,
+    FAULT_HANG,
+    FAULT_TRAP,
+    FAULT_CRASH,
+    FAULT_STACK,
 };
 enum Status : u32 { STATUS_DONE = 0, STATUS_PAUSED = 1, STATUS_FAULT = 2 };
-enum Space : u32 { SPACE_NONE = 0, SPACE_GLOBAL, SPACE_STATIC_SHARED, SPACE_DYNAMIC_SHARED, SPACE_VARIABLE, SPACE_LOCAL };
+enum Space : u32 {
+    SPACE_NONE = 0,
+    SPACE_GLOBAL,
+    SPACE_STATIC_SHARED,
+    SPACE_DYNAMIC_SHARED,
+    SPACE_VARIABLE,
+    SPACE_LOCAL
+};
 enum Access : u32 { READ = 0, WRITE = 1, ATOMIC = 2, VOLATILE = 4 };  // flags; READ is the absence of WRITE
 enum { MAX_FRAMES = 24, MAX_CALLS = 48 };
 enum { PERMIT_READ = 1, PERMIT_WRITE = 2 };
@@ -28,9 +45,9 @@ struct Region {
     u32 space, permit;
     const u8* permissions;
     // The checker's own part
-    void* cells;        // shadow cells; null where nothing can race
-    u32 shift;          // log2 of the bytes that one cell stands for; Python puts a first guess
-    u32 base;           // stamps below this one are from before the launch (or before the block, in shared memory)
+    void* cells;  // shadow cells; null where nothing can race
+    u32 shift;    // log2 of the bytes that one cell stands for; Python puts a first guess
+    u32 base;     // stamps below this one are from before the launch (or before the block, in shared memory)
     u32 written, index;
 };
 
@@ -54,22 +71,24 @@ struct Report {
 
 struct Launch {
     u32 grid[3], block[3];
-    u32 shared_bytes, warp_size;
+    u32 warp_size, region_count;
     void (*call)(void**);
     void** arguments;
     const u64* order;  // linear block numbers in the order they start; null: ascending
-    Region* regions;   // ascending and disjoint; the last two are static and dynamic shared memory (relative to the TLS anchor)
-    u32 region_count, slice_ms, resident_blocks, shuffles_order_memory;
+    Region* regions;   // ascending and disjoint; the last two are static and dynamic shared memory (relative to the TLS
+                       // anchor)
+    u32 slice_ms, resident_blocks, shuffles_order_memory, pad;
     i64 shared_low, dynamic_low;  // where static and dynamic shared memory begin, relative to the TLS anchor
     i64 image_low;                // the same for both together, to be exchanged when blocks take turns
     u64 image_size;
-    uintptr_t constant_low, constant_high;  // the module's read-only image: literals and tables that may be read by anyone
+    uintptr_t constant_low,
+        constant_high;  // the module's read-only image: literals and tables that may be read by anyone
     void** pool;
     i32 (*compare_sites)(const Actor*, const Actor*);  // 0: the same place in the source; <0: the first comes earlier
     Report report;
 };
 
-// --- The running launch -----------------------------------------------------------------------------------------------
+// --- The running launch ---
 
 struct Dim {
     u32 x, y, z;
@@ -119,17 +138,18 @@ struct Warp {
     Slot* slot;
     Fiber* leader;  // the first lane that waits now
     u32 number;
-    bool uniform;   // all waiting lanes called what the leader called, from the same place
-    u32 stamp;    // accesses of this warp up to this stamp happened before what its lanes do now
-    u32* matrix;  // [lane][other lane]: the same for partial masks; null until the first one
+    bool uniform;  // all waiting lanes called what the leader called, from the same place
+    u32 stamp;     // accesses of this warp up to this stamp happened before what its lanes do now
+    u32* matrix;   // [lane][other lane]: the same for partial masks; null until the first one
 };
 
-// A resident block: its threads' stacks, its copy of shared memory while another block runs, its shadow of shared memory.
+// A resident block: its threads' stacks, its copy of shared memory while another block runs, its shadow of shared
+// memory.
 struct Slot {
     Dim index;
     u64 number;
     u32 first_gid, threads, warp_count, live, arrived;
-    i32 sum, all, any;      // of the barrier's predicates
+    i32 sum, all, any;  // of the barrier's predicates
     i32 result_sum, result_all, result_any;
     u32 start, barrier_stamp;
     u32 idle_rounds;
@@ -181,7 +201,7 @@ struct State {
     i64 stuck_since, tick_time, slice_start;
     void (*request)(Fiber*);  // to be run by the scheduler for the requester
     Fiber* requester;
-    u64 owner;  // the host thread that launched
+    u64 owner;            // the host thread that launched
     Slot* deferred_slot;  // a read of uninitialised shared memory is reported once it is known not to be a race
     Report deferred;
     Log** logs;
@@ -195,10 +215,15 @@ struct State {
 
 static State state;
 
-extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[];  // the linker's name for the image's first byte
+extern "C" __attribute__((visibility("hidden")))
+const char __ehdr_start[];  // the linker's name for the image's first byte
 
-static inline u64 bit(u32 lane) { return (u64)1 << lane; }
-static inline u32 lowest(u64 bits) { return (u32)__builtin_ctzll(bits); }
+static inline u64 bit(u32 lane) {
+    return (u64)1 << lane;
+}
+static inline u32 lowest(u64 bits) {
+    return (u32)__builtin_ctzll(bits);
+}
 
 extern "C" {
 // A section of their own: clang reads them through the hooks, which let the section pass.

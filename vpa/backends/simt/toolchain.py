@@ -1,4 +1,4 @@
-"""Finds a C++ compiler (g++, clang++ or the one inside the ziglang package) and knows the flags that each of them needs."""
+"""Finds a C++ compiler (g++, clang++, or the one in the ziglang package) and knows the flags that each needs."""
 
 from __future__ import annotations
 
@@ -17,26 +17,53 @@ from .errors import CompilerNotFoundError
 NAMES = ("g++", "clang++", "zig")
 _OLDEST = {"g++": 11, "clang++": 15}  # volatile accesses told apart; copies of structures that call the checker
 _HOW = (
-    f"The simt backend compiles kernel texts for the CPU and needs one of: g++ ({_OLDEST['g++']} or later; `apt install g++`), "
-    f"clang++ ({_OLDEST['clang++']} or later; `apt install clang`), or zig (`pip install ziglang`, no system package needed)"
+    f"The simt backend compiles kernel texts for the CPU and needs one of: g++ ({_OLDEST['g++']} or later; "
+    f"`apt install g++`), clang++ ({_OLDEST['clang++']} or later; `apt install clang`), or zig (`pip install ziglang`, "
+    "no system package needed)"
 )
 
-# Type-based aliasing rules are off because kernels read rows through wider types; contraction is off so that a*b+c rounds
-# as it is written. Tail calls are off because a return address would then name the wrong line.
+# Type-based aliasing rules are off because kernels read rows through wider types; contraction is off so that a*b+c
+# rounds as it is written. Tail calls are off because a return address would then name the wrong line.
 _COMMON = (
-    "-std=c++17 -fPIC -fvisibility=hidden -fno-exceptions -fno-rtti -fno-threadsafe-statics -fno-stack-protector "
-    "-fno-strict-aliasing -ffp-contract=off -fno-math-errno -fno-optimize-sibling-calls -fno-finite-loops -w -gdwarf-4 -g1"
-).split()
+    "-std=c++17",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-threadsafe-statics",
+    "-fno-stack-protector",
+    "-fstack-clash-protection",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-optimize-sibling-calls",
+    "-fno-finite-loops",
+    "-w",
+)
+_DEBUG = ("-gdwarf-4", "-g1")
 _UNDEFINED = "alignment,signed-integer-overflow,shift-exponent,integer-divide-by-zero"
 _GCC = ("-fno-gnu-unique", "-fno-extern-tls-init")
-# Merged calls and loads would give one line to two places, or move an access to threads that do not make it.
+# Merged calls would give one line to two places; loads that are hoisted out of a condition would be made by threads
+# that do not make them, which looks like a race.
 _GCC_CHECKED = (
-    "--param=tsan-distinguish-volatile=1 -fno-crossjumping -fno-ipa-icf -fno-tree-tail-merge -fno-thread-jumps "
-    "-fno-hoist-adjacent-loads -fno-tree-loop-if-convert -fno-tree-pre -fno-code-hoisting -fno-tree-sink"
-).split()
+    "--param=tsan-distinguish-volatile=1",
+    "-fno-crossjumping",
+    "-fno-ipa-icf",
+    "-fno-tree-tail-merge",
+    "-fno-thread-jumps",
+    "-fno-split-paths",
+    "-fno-unswitch-loops",
+    "-fno-hoist-adjacent-loads",
+    "-fno-code-hoisting",
+    "-fno-ssa-phiopt",
+    "-fno-tree-loop-if-convert",
+    "-fno-tree-loop-im",
+    "-fno-tree-pre",
+    "-fno-tree-sink",
+)
 # Functions of the kernel text may synchronise: none may be moved into or out of a branch.
 _CLANG = ("-Xclang", "-fconvergent-functions")
-_CLANG_CHECKED = "-mllvm -tsan-distinguish-volatile=1 -mllvm -tsan-instrument-read-before-write=1".split()
+_CLANG_CHECKED = ("-mllvm", "-tsan-distinguish-volatile=1", "-mllvm", "-tsan-instrument-read-before-write=1")
 
 
 @dataclass(frozen=True)
@@ -49,7 +76,7 @@ class Compiler:
     identity: str
 
     def compile_flags(self, checked: bool) -> list[str]:
-        flags = [*_COMMON, "-O1" if checked else "-O2"]
+        flags = [*_COMMON, *_DEBUG, "-O1" if checked else "-O2"]
         flags += _GCC if self.family == "gcc" else _CLANG
         if self.name == "zig":
             flags += ["-fno-sanitize=undefined"]  # its own default
@@ -62,16 +89,19 @@ class Compiler:
         return flags
 
     def runtime_flags(self, checked: bool) -> list[str]:
-        flags = [f for f in _COMMON if not f.startswith("-g")] + ["-O2"]
+        flags = [*_COMMON, "-O2"]
         if self.name == "zig":
             flags += ["-fno-sanitize=all"]
         return [*flags, "-DSIMT_CHECKED"] if checked else flags
 
-    @property
-    def link_command(self) -> list[str]:
-        # `zig c++` would first build its own libc++ (half a minute); nothing here needs a C++ library.
-        command = [*self.command[:-1], "cc"] if self.name == "zig" else [*self.command]
-        return [*command, "-shared", "-Wl,-z,now"]
+    def link(self, parts: list[str], output: str) -> list[str]:
+        """The command that makes a shared object; undefined names are errors then, not when it is loaded."""
+        command, libraries = [*self.command], ["-lm"]
+        if self.name == "zig":
+            # Unless told otherwise zig first builds its own C and C++ libraries (half a minute), which nothing here
+            # needs.
+            command, libraries = [*self.command[:-1], "cc"], ["-nostdlib", "-lc", "-lm"]
+        return [*command, "-shared", "-Wl,-z,now", "-Wl,-z,defs", *parts, *libraries, "-o", output]
 
 
 def find_compiler(name: str | None = None) -> Compiler:

@@ -1,0 +1,50 @@
+"""The variants of each kernel that launches ask for, over dtypes, layouts, walks, widths and numbers of ranges."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from vpa import VocabShard
+from vpa.backends import launches
+from vpa.order import LOGITS_DTYPES
+
+Variant = tuple[str, tuple[tuple[str, int], ...]]
+
+
+@functools.cache
+def variants() -> tuple[Variant, ...]:
+    """(kernel, defines) of every kernel, each once. A change of the launch table is followed by itself."""
+    found: dict[Variant, None] = {}
+    for launch in [*_scans(), *_picks(), *_floors()]:
+        found[(launch.kernel, tuple(sorted(launch.defines.items())))] = None
+    return tuple(found)
+
+
+def name_of(variant: Variant) -> str:
+    """A variant as a test's name."""
+    kernel, defines = variant
+    return "-".join([kernel, *(f"{name}{value}" for name, value in defines)])
+
+
+def _scans():
+    shards = [VocabShard.even(width, 1)[0] for width in (500, 32768, 262144)]
+    shards.append(VocabShard(0, 1, 1026, 544, ((0, 512, 0), (512, 16, 1010))))
+    for dtype in LOGITS_DTYPES.values():
+        for shard in shards:
+            logits = np.zeros((1, shard.width), dtype)
+            for view in (logits, np.zeros((1, 2 * shard.width), dtype)[:, ::2]):
+                for layout in ("packed", "pairs"):
+                    yield launches.scan(view, shard, layout, 8, None)
+
+
+def _picks():
+    for gathered in (np.zeros((4, 8), np.uint64), np.zeros((4, 16), np.float32), np.zeros((4, 3), np.uint64)):
+        yield launches.pick(gathered, 1, None)
+
+
+def _floors():
+    yield launches.Launch("empty", {}, 1, 32, ())
+    for loads in (1, 4):
+        yield launches.Launch("plain_read", {"threads": 256, "loads": loads}, 1, 256, ())
