@@ -17,6 +17,7 @@ from vpa.bench import settings as bench_settings
 from vpa.bench.inputs import HeadInput, open_head
 from vpa.bench.job import Job, shards_of
 from vpa.bench.settings import Settings, UsageError
+from vpa.comm.mpi import abort
 
 RIGHT, WRONG, USAGE = 0, 1, 2
 
@@ -103,7 +104,7 @@ def _run(experiment: str, given: dict[str, Any], json: str | None) -> int:
 def _with_communicator(plan: _Plan) -> int:
     settings = plan.settle(gpu=False)
     try:
-        with _communicator(settings.comm, host_only=settings.backend == "numpy") as comm:
+        with _communicator(settings.comm, host_only=settings.backend in backends.HOST) as comm:
             return _experiment(plan, comm)
     except UsageError as error:  # the same on every rank: it comes of what all ranks have alike
         return _usage(error)
@@ -128,17 +129,17 @@ def _communicator(wanted: str, host_only: bool) -> Any:
 def _experiment(plan: _Plan, comm: Any) -> int:
     emulates = comm.transport == "solo"
     on_gpu = _gpu_is_visible() if emulates else comm.device is not None
-    gpu = all(comm.exchange(on_gpu)) and plan.settle(gpu=False).backend != "numpy"
+    gpu = all(comm.exchange(on_gpu)) and plan.settle(gpu=False).backend not in backends.HOST
     settings = plan.settle(gpu)
     if not emulates and plan.given["tp"] not in (None, comm.size):
         raise UsageError(f"--tp is {settings.tp}, the job has {comm.size} ranks; --tp is for one process that emulates")
     if settings.backend in ("raw", "numba") and not gpu:
         raise UsageError(f"--backend {settings.backend} needs a GPU on every rank, and there is none; numpy does not")
-    if settings.backend == "numpy" and comm.transport == "nccl":
-        raise UsageError("--backend numpy with --comm nccl: NCCL carries GPU arrays; use --comm mpi")
+    if settings.backend in backends.HOST and comm.transport == "nccl":
+        raise UsageError(f"--backend {settings.backend} with --comm nccl: NCCL carries GPU arrays; use --comm mpi")
     shards, sharding = shards_of(settings.vocab, _emulated_ranks(plan, settings) if emulates else comm.size)
     backend = settings.backend or ("raw" if gpu else "numpy")
-    job = Job(comm, shards, importlib.import_module("numpy" if backend == "numpy" else "cupy"), backend)
+    job = Job(comm, shards, importlib.import_module("numpy" if backend in backends.HOST else "cupy"), backend)
 
     rank0 = comm.rank == 0
     say: Callable[[str], None] = print if rank0 else lambda line: None
@@ -179,18 +180,14 @@ def _all_ranks_or_none(body: Callable[[], int]) -> int:
     except BaseException as error:
         if _launched_rank() is None:
             raise
-        from mpi4py import (
-            MPI as mpi,
-        )  # also where this rank failed before MPI started: the others are on their way to it
+        # Also where this rank failed before MPI started: the others are on their way to it, and would wait.
+        from mpi4py import MPI
 
-        if mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
+        if MPI.Is_finalized() or MPI.COMM_WORLD.Get_size() == 1:
             raise
-        sys.stdout.flush()
-        print(f"vpa.run: rank {mpi.COMM_WORLD.Get_rank()} failed, so the job ends", file=sys.stderr)
         traceback.print_exc()
-        sys.stderr.flush()
         code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-        mpi.COMM_WORLD.Abort(code or 1)
+        abort(f"rank {MPI.COMM_WORLD.Get_rank()} failed, so the job ends", code or 1)
         raise
 
 

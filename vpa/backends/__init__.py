@@ -3,6 +3,7 @@
 numpy   NumPy arrays; the specification.
 raw     CuPy arrays; the CUDA/HIP source in ``kernels/``, compiled by ``cupy.RawModule``.
 numba   CuPy arrays; the Numba CUDA twins in ``kernels/``.
+simt    NumPy arrays; the source of ``raw``, run and checked on the CPU.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ _MODULES = {
     "numpy": "vpa.backends.numpy_",
     "raw": "vpa.backends.raw",
     "numba": "vpa.backends.numba_",
+    "simt": "vpa.backends.simt_",
 }
-_HOST = ("numpy",)
+
+#: Backends that work on NumPy arrays.
+HOST = ("numpy", "simt")
 
 BACKENDS: tuple[str, ...] = tuple(_MODULES)
 
@@ -38,8 +42,8 @@ def select(backend: str | None, array: Any) -> ModuleType:
     host = is_host(array)
     if backend is None:
         backend = "numpy" if host else "raw"
-    elif (backend in _HOST) != host:
-        accepted, got = ("NumPy", "CuPy") if backend in _HOST else ("CuPy", "NumPy")
+    elif (backend in HOST) != host:
+        accepted, got = ("NumPy", "CuPy") if backend in HOST else ("CuPy", "NumPy")
         raise TypeError(
             f"backend {backend!r} works on {accepted} arrays, got {got}; copy the array, or pass backend=None"
         )

@@ -1,10 +1,13 @@
 """What a kernel is launched with, as pure functions of shapes and dtypes: defines, grid, block and arguments.
 
-The ``raw`` backend runs these launches on a GPU, ``simt`` on the CPU, ``numba`` takes grid and block from them.
+The ``raw`` backend runs these launches on a GPU, ``simt`` on the CPU: their functions are the two below, with what runs a
+launch bound to them. ``numba`` takes grid and block from here.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +34,10 @@ class Launch:
     args: tuple[Any, ...]
 
 
+#: Runs a launch, on the current device and stream.
+Run = Callable[[Launch], None]
+
+
 @dataclass(frozen=True)
 class ScanShape:
     """How a scan is laid out: threads of a block; for contiguous columns, 16-byte loads that a lane has in flight, and
@@ -47,6 +54,18 @@ def scan_shape(columns: int, dtype: np.dtype, contiguous: bool) -> ScanShape:
     threads = min(max(-(-work // 32) * 32, 32), 256)
     loads = 1 if work <= threads or not contiguous else 2
     return ScanShape(threads, loads, contiguous and work <= threads * loads)
+
+
+def local_argmax_candidates(run: Run, logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> None:
+    """Write the best candidate of each split of each row of ``logits`` [rows, width] to ``out`` (``layout``)."""
+    if len(logits):
+        run(scan(logits, shard, layout, splits, out))
+
+
+def pick_from_candidates(run: Run, gathered: Any, num_rows: int, out: Any) -> None:
+    """Write the id of the best of each row's candidates to ``out`` int64 [num_rows]; -1 where there is none."""
+    if num_rows:
+        run(pick(gathered, num_rows, out))
 
 
 def scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Launch:
@@ -83,6 +102,7 @@ def pick(gathered: Any, num_rows: int, out: Any) -> Launch:
     return Launch("pick_from_candidates", defines, blocks, threads, args)
 
 
+@functools.lru_cache(maxsize=256)
 def _ranges(shard: VocabShard) -> np.ndarray:
     """``struct Ranges`` of ``kernels/local_argmax.cu``; an array of one element is passed by value."""
     ranges = shard.ranges or ((0, 0, 0),)

@@ -9,25 +9,16 @@ import cupy
 
 from vpa import kernels
 from vpa.backends import launches
-from vpa.vocab import VocabShard
-
-
-def local_argmax_candidates(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> None:
-    """Write the best candidate of each split of each row of ``logits`` [rows, width] to ``out`` (``layout``)."""
-    if len(logits):
-        run(launches.scan(logits, shard, layout, splits, out))
-
-
-def pick_from_candidates(gathered: Any, num_rows: int, out: Any) -> None:
-    """Write the id of the best of each row's candidates to ``out`` int64 [num_rows]; -1 where there is none."""
-    if num_rows:
-        run(launches.pick(gathered, num_rows, out))
 
 
 def run(launch: launches.Launch) -> None:
     """Launch on the current device and stream; a kernel's first launch on a device compiles or loads it."""
     function = _function(cupy.cuda.runtime.getDevice(), launch.kernel, tuple(launch.defines.items()))
     function((launch.grid,), (launch.block,), launch.args)
+
+
+local_argmax_candidates = functools.partial(launches.local_argmax_candidates, run)
+pick_from_candidates = functools.partial(launches.pick_from_candidates, run)
 
 
 @functools.cache

@@ -174,7 +174,7 @@ def _preprocess(text: str, name: str, options: list[str], compiler: Compiler) ->
 
 
 def _run(command: list[str], name: str) -> str:
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode == 0:
         return done.stdout
     log = done.stderr.strip() or done.stdout.strip()

@@ -287,7 +287,7 @@ class Kernel:
                 if a != b:
                     return -1 if (a[1], a[2]) < (b[1], b[2]) else 1
             return -1 if len(first) < len(second) else 1
-        except Exception:  # it could not pass through the C code that calls this
+        except (LookupError, OSError, ValueError):  # an exception could not pass through the C code that calls this
             return -1
 
     def _scene(self, grid, block, parts, regions, shared_mem, timeout) -> report.Scene:

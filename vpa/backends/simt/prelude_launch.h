@@ -41,13 +41,19 @@ SIMT_KIND(char, 'i')
 SIMT_KIND(signed char, 'i')
 SIMT_KIND(unsigned char, 'u')
 SIMT_KIND(short, 'i')
-SIMT_KIND(unsigned short, 'u') SIMT_KIND(int, 'i') SIMT_KIND(unsigned, 'u') SIMT_KIND(long, 'i')
-    SIMT_KIND(unsigned long, 'u') SIMT_KIND(long long, 'i') SIMT_KIND(unsigned long long, 'u') SIMT_KIND(float, 'f')
-        SIMT_KIND(double, 'f')
+SIMT_KIND(unsigned short, 'u')
+SIMT_KIND(int, 'i')
+SIMT_KIND(unsigned, 'u')
+SIMT_KIND(long, 'i')
+SIMT_KIND(unsigned long, 'u')
+SIMT_KIND(long long, 'i')
+SIMT_KIND(unsigned long long, 'u')
+SIMT_KIND(float, 'f')
+SIMT_KIND(double, 'f')
 #undef SIMT_KIND
 
-            template <class T>
-            struct simt_plain {
+template <class T>
+struct simt_plain {
     typedef T type;
     static constexpr bool is_const = false;
 };
