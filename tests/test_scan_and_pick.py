@@ -88,14 +88,14 @@ def test_a_broadcast_row(backend, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_every_16_bit_pattern(backend, dtype):
     """Each pattern as the only value above or beside each other kind of value, in one row each."""
-    patterns = np.arange(65536, dtype=np.uint16)
+    patterns = np.arange(0, 65536, 97 if backend.is_slow else 1, dtype=np.uint16)
     shard = VocabShard.even(130, 1)[0]
     for filler in (0xFF80 if dtype == "bfloat16" else 0xFC00, 0x0000, 0x8000, 0x0001, 0x3C00):
-        words = np.full((65536, 130), filler, np.uint16)
+        words = np.full((len(patterns), 130), filler, np.uint16)
         words[:, 77] = patterns
         host = words.view(DTYPES[dtype])
         candidates = local_argmax_candidates(backend.xp.asarray(host), shard, backend=backend.name)
-        tokens = to_host(pick_from_candidates(candidates, 65536, backend=backend.name))
+        tokens = to_host(pick_from_candidates(candidates, len(patterns), backend=backend.name))
         assert np.array_equal(tokens, full_argmax(host)), hex(filler)
 
 

@@ -23,12 +23,13 @@ def sharding(vocab: int, tp: int) -> tuple[VocabShard, ...]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_matrix_of_shards_dtypes_and_families(backend, family, dtype, tp, vocab):
-    whole = make_shard(family, 11, max(ROWS), VocabShard.even(vocab, 1)[0], DTYPES[dtype])
+    batches = (1, 3) if backend.is_slow else ROWS
+    whole = make_shard(family, 11, max(batches), VocabShard.even(vocab, 1)[0], DTYPES[dtype])
     expected = full_argmax(whole)
     shards = sharding(vocab, tp)
-    parts = [backend.xp.asarray(make_shard(family, 11, max(ROWS), shard, DTYPES[dtype])) for shard in shards]
+    parts = [backend.xp.asarray(make_shard(family, 11, max(batches), shard, DTYPES[dtype])) for shard in shards]
     for layout in ("packed", "pairs"):
-        for rows in ROWS:
+        for rows in batches:
             tokens = emulate_top_tokens([part[:rows] for part in parts], shards, layout=layout, backend=backend.name)
             assert tokens.dtype == np.int64
             assert np.array_equal(to_host(tokens), expected[:rows]), (layout, rows)

@@ -26,7 +26,7 @@ BITCODE = Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode")
 TARGETS = {"gfx90a": 9010, "gfx942": 9402, "gfx1100": 11000}
 
 if COMPILER is None or not BITCODE.is_dir():
-    pytest.skip("no HIP compiler: apt-get install hipcc clang-19 lld-19", allow_module_level=True)
+    pytestmark = [pytestmark, pytest.mark.skip(reason="no HIP compiler: apt-get install hipcc clang-19 lld-19")]
 
 
 @pytest.fixture(scope="session", params=TARGETS)

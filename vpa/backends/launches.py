@@ -1,7 +1,7 @@
 """What a kernel is launched with, as pure functions of shapes and dtypes: defines, grid, block and arguments.
 
-The ``raw`` backend runs these launches on a GPU, ``simt`` on the CPU: their functions are the two below, with what runs a
-launch bound to them. ``numba`` takes grid and block from here.
+The ``raw`` backend runs these launches on a GPU, ``simt`` on the CPU: their functions are the two below, with what runs
+a launch bound to them. ``numba`` takes grid and block from here.
 """
 
 from __future__ import annotations

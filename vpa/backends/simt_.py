@@ -1,7 +1,7 @@
 """Backend ``simt``: the source of the ``raw`` backend, run and checked on the CPU, on NumPy arrays.
 
-Every launch runs in checked mode: a race, an access out of bounds or a divergent barrier is an exception with the kernel's
-line. See ``vpa.backends.simt`` for what that proves, and what it cannot.
+Every launch runs in checked mode: a race, an access out of bounds or a divergent barrier is an exception with the
+kernel's line. See ``vpa.backends.simt`` for what that proves, and what it cannot.
 """
 
 from __future__ import annotations

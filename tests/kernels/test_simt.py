@@ -1,0 +1,127 @@
+"""Every kernel run and checked on the CPU: three orders of blocks, warps of 32 and 64; without a barrier, it fails."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+from oracle import DTYPES, LAYOUTS, laid_out
+
+from vpa import VocabShard, kernels, shard_vocab
+from vpa.backends import launches, numpy_
+from vpa.backends.simt import DivergenceError, OutOfBoundsError, RaceError, RawModule, UninitializedError
+from vpa.bench.families import make_shard
+from vpa.scan import candidates_shape
+
+ORDERS = ("forward", "reverse", ("shuffle", 7))
+WARPS = (32, 64)
+
+SHARDS = {
+    "narrow": VocabShard.even(5, 1)[0],
+    "one_iteration": VocabShard.even(3000, 1)[0],
+    "several_iterations": VocabShard.even(40001, 1)[0],
+    "two_ranges": shard_vocab(1010, 2, added_vocab_size=16)[0],
+    "ranges_out_of_order": VocabShard(0, 1, 5000, 700, ((3, 250, 4000), (260, 1, 17), (300, 399, 100))),
+    "empty": shard_vocab(65, 8)[6],
+}
+
+
+def run(launch: launches.Launch, warp_size: int = 32, order="forward", text: str | None = None) -> None:
+    """Run a launch of a kernel, or of a changed text of it."""
+    source = kernels.source(launch.kernel, **launch.defines)
+    module = RawModule(text or source.text, name=f"{launch.kernel}.cu", warp_size=warp_size)
+    kernel = module.get_function(launch.kernel)
+    kernel((launch.grid,), (launch.block,), launch.args, block_order=order)
+
+
+def scan_launch(
+    shard: VocabShard, dtype: str, memory: str, layout: str, rows: int = 3
+) -> tuple[launches.Launch, np.ndarray]:
+    """A launch of the scan over read-only logits, and the candidates that it has to write, by the numpy backend."""
+    host = make_shard("ties", 1, rows, shard, DTYPES[dtype])
+    logits = laid_out(host, memory, shift=1)
+    logits.flags.writeable = False
+    out = np.zeros(candidates_shape(rows, layout, 8), np.uint64 if layout == "packed" else np.float32)
+    expected = np.empty_like(out)
+    numpy_.local_argmax_candidates(host, shard, layout, 8, expected)
+    return launches.scan(logits, shard, layout, 8, out), expected
+
+
+@pytest.mark.parametrize("warp_size", WARPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shard", SHARDS)
+def test_scan(shard, dtype, warp_size):
+    for memory, layout, order in itertools.product(LAYOUTS, ("packed", "pairs"), ORDERS):
+        launch, expected = scan_launch(SHARDS[shard], dtype, memory, layout)
+        run(launch, warp_size, order)
+        assert launch.args[-1].tobytes() == expected.tobytes(), (memory, layout, order)
+
+
+@pytest.mark.parametrize("warp_size", WARPS)
+@pytest.mark.parametrize("layout", ["packed", "pairs"])
+def test_pick(layout, warp_size):
+    shard = VocabShard.even(3000, 1)[0]
+    for (rows, ranks), order in itertools.product(((1, 1), (3, 4), (9, 8)), ORDERS):
+        shape = candidates_shape(rows * ranks, layout, 8)
+        gathered = np.empty(shape, np.uint64 if layout == "packed" else np.float32)
+        numpy_.local_argmax_candidates(
+            make_shard("random", 2, rows * ranks, shard, DTYPES["float16"]), shard, layout, 8, gathered
+        )
+        gathered.flags.writeable = False
+        ids, expected = np.zeros(rows, np.int64), np.empty(rows, np.int64)
+        numpy_.pick_from_candidates(gathered, rows, expected)
+        run(launches.pick(gathered, rows, ids), warp_size, order)
+        assert np.array_equal(ids, expected), (rows, ranks, order)
+
+
+@pytest.mark.parametrize("warp_size", WARPS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_floors(order, warp_size):
+    run(launches.Launch("empty", {}, 3, 32, ()), warp_size, order)
+    data = np.random.default_rng(0).integers(0, 2**32, (5000, 4), dtype=np.uint32)
+    data.flags.writeable = False
+    sink = np.zeros(2 * 64, np.uint32)
+    args = (data, np.int64(len(data)), sink)
+    run(launches.Launch("plain_read", {"threads": 64, "loads": 4}, 2, 64, args), warp_size, order)
+    mixed = np.bitwise_xor.reduce(data, axis=1)
+    of_thread = [np.bitwise_or.reduce(mixed[thread :: len(sink)]) for thread in range(len(sink))]
+    last_again = np.where(np.array(of_thread) == sink, 0, mixed[-1])  # a load past the end reads the last one again
+    assert np.array_equal(sink, of_thread | last_again)
+
+
+def barriers() -> list[tuple[str, int]]:
+    """(kernel, number of the barrier) for every barrier in a kernel's own file or a header that it is made of."""
+    return [
+        (name, number)
+        for name in kernels.CATALOGUE
+        for number in range(len(re.findall(r"__syncthreads\(\);", kernels.source(name).text)))
+    ]
+
+
+#: For each kernel with a barrier, launches that need it.
+NEEDS_BARRIERS = {
+    "local_argmax_candidates": lambda: [scan_launch(SHARDS["one_iteration"], "bfloat16", "contiguous", "packed")[0]],
+}
+
+
+@pytest.mark.parametrize(("name", "number"), barriers())
+def test_a_kernel_without_one_of_its_barriers_is_found_out(name, number):
+    for launch in NEEDS_BARRIERS[name]():
+        text = kernels.source(name, **launch.defines).text
+        run(launch, text=text)
+        at = [found.span() for found in re.finditer(r"__syncthreads\(\);", text)][number]
+        with pytest.raises((RaceError, UninitializedError, DivergenceError)):
+            run(launch, text=text[: at[0]] + ";" + text[at[1] :])
+
+
+def test_a_read_of_padding_is_found_out():
+    """The scan of a shard whose padding lies outside the array that it is given."""
+    shard = VocabShard(0, 1, 900, 900, ((0, 900, 0),))
+    launch, _ = scan_launch(shard, "float32", "contiguous", "packed")
+    text = kernels.source(launch.kernel, **launch.defines).text
+    wrong = text.replace("ranges.count[r]) - skip", "ranges.count[r]) - skip + 1")
+    assert wrong != text
+    with pytest.raises(OutOfBoundsError):
+        run(launch, text=wrong)
