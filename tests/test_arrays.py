@@ -35,7 +35,7 @@ class Foreign:
         return capsule
 
     def __array_namespace__(self):
-        return types.SimpleNamespace(from_dlpack=Foreign)
+        return types.SimpleNamespace(from_dlpack=Foreign, __name__="foreign")
 
 
 def words_of(host: np.ndarray) -> np.ndarray:
@@ -90,12 +90,42 @@ def test_another_dtype_through_dlpack_is_refused():
         vpa.get_top_tokens(Foreign(np.zeros((2, 100), np.int32)), SHARD, vpa.comm.solo())
 
 
+def test_a_library_that_narrows_the_result_is_refused():
+    class Narrow(Foreign):
+        dtype = np.dtype(np.int32)
+
+        def __array_namespace__(self):
+            return types.SimpleNamespace(from_dlpack=Narrow, __name__="narrow")
+
+    with pytest.raises(TypeError, match=r"narrow made int32 of a int64 result.*jax_enable_x64"):
+        vpa.get_top_tokens(Narrow(np.zeros((2, 100), np.float32)), SHARD, vpa.comm.solo())
+
+
 def test_a_foreign_out_is_written_in_place():
     logits = np.eye(3, 100, 5, dtype=np.float32)
     candidates = np.zeros((3, 8), np.uint64)
     out = Foreign(candidates)
     assert vpa.local_argmax_candidates(Foreign(logits), SHARD, out=out) is out
     assert vpa.pick_from_candidates(candidates, 3).tolist() == [5, 6, 7]
+
+
+def test_subclasses_of_numpy_arrays():
+    class Contrary(np.ndarray):
+        """Every slice is two-dimensional, as np.matrix's are."""
+
+        def __getitem__(self, index):
+            return np.atleast_2d(super().__getitem__(index))
+
+    array = np.eye(3, 100, 5, dtype=np.float32).view(Contrary)
+    assert vpa.get_top_tokens(array, SHARD, vpa.comm.solo()).tolist() == [5, 6, 7]
+
+
+def test_a_memmap_with_an_out(tmp_path):
+    logits = np.memmap(tmp_path / "logits", np.float32, "w+", shape=(3, 100))
+    logits[...] = np.eye(3, 100, 5)
+    out = np.empty((3, 8), np.uint64)
+    assert vpa.local_argmax_candidates(logits, SHARD, out=out) is out
+    assert vpa.pick_from_candidates(out, 3).tolist() == [5, 6, 7]
 
 
 def test_torch_tensors_on_the_host():

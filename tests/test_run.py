@@ -90,8 +90,16 @@ def test_a_record_is_never_written_over(tmp_path, capsys):
     assert run.main([*SMALL, "--check-only", "--json", str(path)]) == 2
     assert path.read_text() == "mine"
     assert "never written over" in capsys.readouterr().err
-    with pytest.raises(FileExistsError):
-        record.write(str(path), "x", record.environment(), [])
+
+
+def test_a_record_whose_file_came_to_be_meanwhile_is_not_lost(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(record, "check_new", lambda path: None)
+    (tmp_path / "out.json").write_text("mine")
+    assert run.main([*SMALL, "--check-only", "--json", "out.json"]) == 0
+    assert (tmp_path / "out.json").read_text() == "mine"
+    (other,) = [path for path in tmp_path.glob("*.json") if path.name != "out.json"]
+    assert record.read(other)["rows"] and other.name in capsys.readouterr().err
 
 
 def test_a_wrong_token_is_exit_code_1(monkeypatch, capsys):
@@ -155,6 +163,9 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
         ("question = 1", "question is 1; a text"),
         ("comm = 'ucx'", "comm is 'ucx'; auto, nccl, mpi, emulated"),
         ("check_only = 1", "check_only is 1; true or false"),
+        ("cpu = 3", "cpu is 3; a table of settings"),
+        ("[cpu]\nrows = 3", "rows is 3; a list"),
+        ("layout = {}", "layout is {}; packed, pairs"),
     ],
 )
 def test_experiment_files_that_do_not_fit(text, message, tmp_path, capsys):
@@ -270,14 +281,60 @@ class TestHead:
         assert "--vocab is 500; the head has 1000 rows" in printed[2]
 
     @pytest.mark.parametrize(
-        "hidden", [np.zeros((3, 25), np.float32), np.zeros(24, np.float32), np.zeros((3, 24), np.int64), None]
+        "hidden",
+        [
+            np.zeros((3, 25), np.float32),
+            np.zeros(24, np.float32),
+            np.zeros((3, 24), np.int64),
+            "no array",
+            "",
+            "several",
+        ],
     )
     def test_hidden_states_that_do_not_fit(self, head, hidden, tmp_path, capsys):
         path = tmp_path / "hidden.npy"
-        path.write_text("no array") if hidden is None else np.save(path, hidden)
+        if isinstance(hidden, np.ndarray):
+            np.save(path, hidden)
+        elif hidden == "several":
+            path = tmp_path / "hidden.npz"
+            np.savez(path, a=np.zeros((3, 24)), b=np.zeros(3))
+        else:
+            path.write_text(hidden)
         assert run.main(["--lm-head", str(head), "--hidden", str(path)]) == 2
         printed = capsys.readouterr().err
         assert "--hidden: " in printed and len(printed.splitlines()) == 1
+
+
+@pytest.mark.gpu
+class TestOnAGpu:
+    """The measuring code itself: graphs, temporaries, cold rings, floors, and the existing path in CuPy and torch."""
+
+    def test_the_headline(self, tmp_path):
+        path = tmp_path / "out.json"
+        assert run.main(["--rows", "1,40", "--vocab", "3000", "--dtype", "fp32", "--json", str(path)]) == 0
+        timed = [row for row in record.read(path)["rows"] if row["samples_us"]]
+        assert {(row["mode"], row["cache"]) for row in timed} == {
+            ("captured", "hot"),
+            ("captured", "cold"),
+            ("eager", "hot"),
+        }
+        for row in timed:
+            assert not row["wrong"]
+            if row["mode"] == "captured" and row["arm"] == "fused":
+                assert row["kernels"] in (None, 2)
+        assert {"existing (cupy)", "fused", "floor: plain read", "floor: empty kernel"} <= {row["arm"] for row in timed}
+
+    def test_every_family_and_dtype_on_every_backend(self):
+        for name in ("raw", "numba"):
+            assert run.main(["--rows", "1,3", "--vocab", "3000", "--backend", name, "--check-only"]) == 0
+
+    @pytest.mark.mpi
+    def test_over_nccl(self, ranks):
+        done = ranks(
+            1, ["-m", "vpa.run", "--comm", "nccl", "--rows", "2", "--vocab", "3000", "--dtype", "bf16"], timeout=100
+        )
+        assert done.returncode == 0, done.stderr
+        assert "1 rank, NCCL" in done.stdout
 
 
 @pytest.mark.mpi
@@ -334,6 +391,12 @@ class TestJobs:
             done = ranks(2, ["-m", "vpa.run", *arguments], timeout=60)
             assert done.returncode == 2
             assert done.stderr.count("vpa.run: ") == 1, done.stderr
+
+    @pytest.mark.parametrize("command", ["env", "list", "--help"])
+    def test_what_needs_no_ranks_ends_on_all_of_them(self, ranks, command):
+        done = ranks(3, ["-m", "vpa.run", command], timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("headline") <= 3 and done.stdout
 
     @pytest.mark.parametrize("count", [1, 2, 3, 4])
     def test_a_head_over_ranks(self, ranks, head, count):

@@ -67,6 +67,17 @@ def test_one_rank_needs_no_communication(backend):
     assert np.array_equal(to_host(out), full_argmax(to_host(logits[2:5])))
 
 
+def test_threads_may_share_an_object():
+    import concurrent.futures
+
+    shard = VocabShard.even(3000, 1)[0]
+    top = vpa.TopTokens(shard, vpa.comm.solo(), max_rows=4, dtype="float32")
+    inputs = [make_shard("random", seed, 4, shard, DTYPES["float32"]) for seed in range(60)]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        for host, tokens in zip(inputs, pool.map(top, inputs), strict=True):
+            assert np.array_equal(tokens, full_argmax(host))
+
+
 def test_results_are_fresh_memory(backend):
     shard = VocabShard.even(100, 1)[0]
     top = vpa.TopTokens(shard, vpa.comm.solo(), max_rows=2, dtype=np.float32, backend=backend.name)
@@ -83,8 +94,11 @@ class TestRefusals:
         [
             ({"dtype": "float64"}, TypeError, "float64; bfloat16, float16, float32 are accepted"),
             ({"dtype": "int7"}, TypeError, "int7; bfloat16"),
+            ({"dtype": None}, TypeError, "logits are None; bfloat16"),
             ({"max_rows": 0}, ValueError, "max_rows is 0; it is at least 1"),
-            ({"max_rows": 2.5}, TypeError, "float"),
+            ({"max_rows": 2.5}, TypeError, "max_rows is 2.5; an integer"),
+            ({"backend": ["numpy"]}, ValueError, "numpy, raw"),
+            ({"comm": None}, TypeError, "comm is a NoneType without rank"),
             ({"layout": "x"}, ValueError, "'packed' and 'pairs'"),
             ({"backend": "x"}, ValueError, "numpy, raw"),
             ({"shard": VocabShard.even(100, 2)[0]}, ValueError, "rank 0 of 2, the communicator rank 0 of 1"),
@@ -126,6 +140,10 @@ class TestRefusals:
         ):
             with pytest.raises(ValueError, match=message):
                 emulate_top_tokens(parts, shards)
+        with pytest.raises(TypeError, match=r"shards\[0\] is a int; a vpa.VocabShard"):
+            emulate_top_tokens(good, [1, 2])
+        with pytest.raises(TypeError, match="shards is a VocabShard; a list or tuple"):
+            emulate_top_tokens(good, shards[0])
         with pytest.raises(ValueError, match="another vocabulary or number of ranks"):
             emulate_top_tokens(good, VocabShard.even(150, 3)[:2])
 

@@ -80,6 +80,9 @@ def test_padded_shards_cover_every_id_once(org, added, tp, pad):
         ((0, 1, 10, 5, ((0, 3, 0), (3, 2, 2))), ValueError, "ids twice"),
         ((0, 1, 10, 5, ((0, -1, 0),)), ValueError, "count of -1"),
         ((0, 1, 10, 5.0, ()), TypeError, "width is 5.0; an integer"),
+        ((0, 1, 10, 5, None), TypeError, "ranges is None; .* triples"),
+        ((0, 1, 10, 5, (3,)), TypeError, r"ranges\[0\] is 3; .* triples"),
+        ((0, 1, 10, 5, ((0, 5),)), ValueError, r"ranges\[0\] is \(0, 5\); \(local_start, count, first_id\)"),
         ((0, 1, 1000, 1000, tuple((i, 1, i) for i in range(0, 2 * MAX_RANGES + 2, 2))), ValueError, "at most 128"),
     ],
 )

@@ -63,9 +63,20 @@ def given(argument: Any, name: str) -> Given:
             f"array with __dlpack__ (torch, jax, ...) is accepted"
         )
     try:
-        return Given(_from_dlpack(argument), _library(argument).from_dlpack)
+        array, library = _from_dlpack(argument), _library(argument)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise TypeError(f"{name} cannot be taken through DLPack: {error}") from error
+
+    def give_back(result: Any) -> Any:
+        given_back = library.from_dlpack(result)
+        if result.dtype.name not in str(getattr(given_back, "dtype", result.dtype.name)):
+            raise TypeError(
+                f"{library.__name__} made {given_back.dtype} of a {result.dtype} result, which does not hold it; "
+                f"let it have 64-bit integers (jax: jax_enable_x64)"
+            )
+        return given_back
+
+    return Given(array, give_back)
 
 
 def check_logits(array: Any, width: int) -> None:
@@ -87,11 +98,12 @@ def check_logits(array: Any, width: int) -> None:
 
 
 def check_logits_dtype(dtype: Any) -> np.dtype:
-    """The NumPy dtype of logits, from a dtype or a name; ``TypeError`` if logits cannot have it."""
-    if isinstance(dtype, str) and dtype in LOGITS_DTYPES:
-        return LOGITS_DTYPES[dtype]
+    """The NumPy dtype of logits, from a dtype of any library or a name; ``TypeError`` if logits cannot have it."""
+    name = str(dtype).rpartition(".")[2]  # torch.bfloat16 is no dtype of NumPy's, and its name is
+    if name in LOGITS_DTYPES:
+        return LOGITS_DTYPES[name]
     try:
-        found = np.dtype(dtype)
+        found = None if dtype is None else np.dtype(dtype)
     except TypeError:
         found = None
     if found not in LOGITS_DTYPES.values():
@@ -139,6 +151,18 @@ def returned(target: Given, out: Any) -> Any:
     """What a function returns after writing ``target``: the caller's own ``out``, or the fresh array in its library."""
     result = target.give_back(target.array)
     return result if out is None else out
+
+
+def is_capturing() -> bool:
+    """Whether CuPy's current stream is being captured into a graph. On HIP, where CuPy cannot tell, it says no."""
+    import cupy
+
+    try:
+        return bool(cupy.cuda.get_current_stream().is_capturing())
+    except RuntimeError:
+        if cupy.cuda.runtime.is_hip:
+            return False
+        raise
 
 
 def check_device(array: Any, name: str) -> None:

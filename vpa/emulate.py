@@ -30,6 +30,8 @@ def emulate_top_tokens(
                 f"shards_of_logits[0] is {_kind(first)}, [{rank}] is {_kind(one.array)}; "
                 f"all have one library, dtype and B"
             )
+        if not isinstance(shards[rank], VocabShard):
+            raise TypeError(f"shards[{rank}] is a {type(shards[rank]).__name__}; a vpa.VocabShard is accepted")
         if (shards[rank].tp_size, shards[rank].vocab_size) != (len(shards), shards[0].vocab_size):
             raise ValueError(f"shards[{rank}] is of another vocabulary or number of ranks: {shards[rank]}")
     arrays.check_layout(layout)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
 
 from vpa import arrays, backends
+from vpa.vocab import integer
 
 
 def pick_from_candidates(gathered: Any, num_rows: int, *, out: Any = None, backend: str | None = None) -> Any:
@@ -23,7 +23,7 @@ def pick_from_candidates(gathered: Any, num_rows: int, *, out: Any = None, backe
     """
     taken = arrays.given(gathered, "gathered")
     candidates = taken.array
-    num_rows = operator.index(num_rows)
+    num_rows = integer("num_rows", num_rows)
     _check(candidates, num_rows)
     module = backends.select(backend, candidates)
     target = arrays.target(out, (num_rows,), np.dtype(np.int64), taken)

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,15 +38,18 @@ def environment(comm: Any = None) -> dict[str, Any]:
 
 def check_new(path: str) -> None:
     """Raise ``ValueError`` if ``path`` exists or its folder does not: a record is never written over another."""
-    if os.path.exists(path):
+    if os.path.lexists(path):
         raise ValueError(f"{path} exists; a record is never written over: give another path")
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise ValueError(f"no folder {folder} to write {os.path.basename(path)} in")
 
 
-def write(path: str, experiment: str, env: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    """Write a record to a new file; ``FileExistsError`` where there is one by now."""
+def write(path: str, experiment: str, env: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """Write a record to a new file and return its path: another one, in the current folder, if ``path`` cannot be made.
+
+    A file that has come to be there since ``check_new`` is not written over, and what was measured is not lost.
+    """
     record = {
         "schema": SCHEMA,
         "experiment": experiment,
@@ -53,9 +57,15 @@ def write(path: str, experiment: str, env: dict[str, Any], rows: Sequence[dict[s
         "environment": env,
         "rows": list(rows),
     }
-    text = json.dumps(record, indent=1)
-    with open(path, "x", encoding="utf-8") as file:
-        file.write(_compact(text) + "\n")
+    text = _compact(json.dumps(record, indent=1)) + "\n"
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+        return path
+    except OSError:
+        with tempfile.NamedTemporaryFile("w", prefix="vpa_", suffix=".json", dir=".", delete=False) as file:
+            file.write(text)
+        return file.name
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -64,8 +74,11 @@ def read(path: str | Path) -> dict[str, Any]:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read record {path}: {error}") from error
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+    if not isinstance(record, dict) or type(record.get("schema")) is not int or record["schema"] != SCHEMA:
         raise ValueError(f"{path} is no record of schema {SCHEMA}")
+    missing = sorted({"experiment", "command", "environment", "rows"} - set(record))
+    if missing or not isinstance(record["rows"], list):
+        raise ValueError(f"{path} is no whole record: {', '.join(missing) or 'rows'} missing")
     return record
 
 
@@ -105,9 +118,11 @@ def _git() -> dict[str, Any] | None:
     """The revision of the source and whether it was changed; None outside a checkout."""
     folder = Path(__file__).resolve().parent
     try:
+        # Tracked there: a checkout around an installation is none of ours.
+        _output(["git", "-C", str(folder), "ls-files", "--error-unmatch", "record.py"])
         revision = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
         dirty = bool(_output(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"]))
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return None
     return {"revision": revision, "dirty": dirty}
 

@@ -104,10 +104,12 @@ def _run(experiment: str, given: dict[str, Any], json: str | None) -> int:
 def _with_communicator(plan: _Plan) -> int:
     settings = plan.settle(gpu=False)
     try:
-        with _communicator(settings.comm, host_only=settings.backend in backends.HOST) as comm:
-            return _experiment(plan, comm)
+        comm = _communicator(settings.comm, host_only=settings.backend in backends.HOST)
+        settings, job, sharding = _settled(plan, comm)
     except UsageError as error:  # the same on every rank: it comes of what all ranks have alike
         return _usage(error)
+    with comm:
+        return _experiment(plan, settings, job, sharding)
 
 
 def _communicator(wanted: str, host_only: bool) -> Any:
@@ -126,7 +128,8 @@ def _communicator(wanted: str, host_only: bool) -> Any:
     return vpa.comm.solo()
 
 
-def _experiment(plan: _Plan, comm: Any) -> int:
+def _settled(plan: _Plan, comm: Any) -> tuple[Settings, Job, str]:
+    """What will be run by whom, the same on every rank, and how the vocabulary is cut, in words."""
     emulates = comm.transport == "solo"
     on_gpu = _gpu_is_visible() if emulates else comm.device is not None
     gpu = all(comm.exchange(on_gpu)) and plan.settle(gpu=False).backend not in backends.HOST
@@ -139,12 +142,16 @@ def _experiment(plan: _Plan, comm: Any) -> int:
         raise UsageError(f"--backend {settings.backend} with --comm nccl: NCCL carries GPU arrays; use --comm mpi")
     shards, sharding = shards_of(settings.vocab, _emulated_ranks(plan, settings) if emulates else comm.size)
     backend = settings.backend or ("raw" if gpu else "numpy")
-    job = Job(comm, shards, importlib.import_module("numpy" if backend in backends.HOST else "cupy"), backend)
+    library = importlib.import_module("numpy" if backend in backends.HOST else "cupy")
+    return settings, Job(comm, shards, library, backend), sharding
 
+
+def _experiment(plan: _Plan, settings: Settings, job: Job, sharding: str) -> int:
+    comm, gpu = job.comm, job.library.__name__ == "cupy"
     rank0 = comm.rank == 0
     say: Callable[[str], None] = print if rank0 else lambda line: None
     say(f"{settings.experiment}: {settings.question}")
-    say(f"{job.describe()}; backend {backend}, layout {settings.layout}, seed {settings.seed}")
+    say(f"{job.describe()}; backend {job.backend}, layout {settings.layout}, seed {settings.seed}")
     say(sharding + ("" if plan.source is None else f"; head {plan.source.head.tensor} of {plan.source.head.path}"))
     if not gpu and "cpu" in plan.contents:
         smaller = ", ".join(f"{key} {_words(value)}" for key, value in plan.contents["cpu"].items())
@@ -160,7 +167,9 @@ def _experiment(plan: _Plan, comm: Any) -> int:
     if rank0:
         report.print_rows(rows)
         if plan.json:
-            record.write(plan.json, settings.experiment, env, rows)
+            written = record.write(plan.json, settings.experiment, env, rows)
+            if written != plan.json:
+                print(f"vpa.run: {plan.json} could not be made; the record is in {written}", file=sys.stderr)
     say(f"{wrong} wrong rows" if wrong else "all tokens right")
     return WRONG if wrong else RIGHT
 
@@ -187,7 +196,7 @@ def _all_ranks_or_none(body: Callable[[], int]) -> int:
             raise
         traceback.print_exc()
         code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-        abort(f"rank {MPI.COMM_WORLD.Get_rank()} failed, so the job ends", code or 1)
+        abort(f"rank {MPI.COMM_WORLD.Get_rank()} failed, so the job ends", code % 256 or 1)
         raise
 
 
@@ -201,6 +210,7 @@ def _list() -> int:
 
 
 def _env() -> int:
+    mpi = _mpi_version()  # on every rank: importing MPI waits for all of them
     if _launched_rank() in (None, 0):
         env = record.environment()
         git = env["git"] or {"revision": "unknown", "dirty": False}
@@ -211,7 +221,7 @@ def _env() -> int:
         gpu = env["ranks"][0]["gpu"]
         print(f"gpu       {gpu['name'] + ', ' + str(gpu['smi']) if gpu else _no_gpu()}")
         print(f"nccl      {env['nccl'] or 'none'}")
-        print(f"mpi       {_mpi_version()}")
+        print(f"mpi       {mpi}")
     return RIGHT
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import threading
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from vpa import arrays, backends
 from vpa.comm import agree, check_communicator
 from vpa.scan import SPLITS, candidates_shape, check
-from vpa.vocab import VocabShard
+from vpa.vocab import VocabShard, integer
 
 
 def get_top_tokens(
@@ -36,7 +36,7 @@ def get_top_tokens(
         _check_comm(shard, comm, taken.array)
     except Exception as failure:  # told to the other ranks, then raised
         error = failure
-    facts = {} if error else _facts(shard, layout, taken.array.dtype, rows=len(taken.array))
+    facts = {} if error else _facts("get_top_tokens", shard, layout, taken.array.dtype, rows=len(taken.array))
     agree(comm, facts, error)
     buffers = _Buffers.fresh(taken.array, len(taken.array), shard.tp_size, layout)
     tokens = arrays.namespace(taken.array).empty(len(taken.array), np.int64)
@@ -73,7 +73,7 @@ class TopTokens:
             if not isinstance(shard, VocabShard):
                 raise TypeError(f"shard is a {type(shard).__name__}; a vpa.VocabShard is accepted")
             self.dtype = arrays.check_logits_dtype(dtype)
-            self.max_rows = operator.index(max_rows)
+            self.max_rows = integer("max_rows", max_rows)
             if self.max_rows < 1:
                 raise ValueError(f"max_rows is {max_rows}; it is at least 1")
             arrays.check_layout(layout, shard.vocab_size)
@@ -81,10 +81,11 @@ class TopTokens:
             _check_comm(shard, comm)
         except Exception as failure:
             error = failure
-        facts = {} if error else _facts(shard, layout, self.dtype, max_rows=self.max_rows)
+        facts = {} if error else _facts("TopTokens", shard, layout, self.dtype, max_rows=self.max_rows)
         agree(comm, facts, error)
         self._buffers: dict[str, _Buffers] = {}
-        self._last: tuple[Any, Any] | None = None  # stream and event of the last call on a GPU
+        self._lock = threading.Lock()  # around a call: its buffers are the object's
+        self._last: tuple[Any, Any] | None = None  # (thread and stream, event) of the last call on a GPU
 
     def __call__(self, logits: Any, *, out: Any = None) -> Any:
         """The tokens of ``logits`` [B, width]: int64 [B], in ``out`` if given. Enqueued on CuPy's current stream."""
@@ -97,18 +98,19 @@ class TopTokens:
         except Exception as failure:
             error = failure
         if not getattr(self.comm, "capturable", False):  # then it passes through the host anyway
-            agree(self.comm, {} if error else {"rows": len(taken.array)}, error)
+            agree(self.comm, {} if error else {"function": "TopTokens()", "rows": len(taken.array)}, error)
         elif error is not None:
             raise error
-        buffers = self._planned(taken.array)
+        with self._lock:
+            buffers = self._planned(taken.array)
 
-        def enqueue() -> None:
-            _enqueue(module, taken.array, self.shard, self.comm, self.layout, buffers, target.array)
+            def enqueue() -> None:
+                _enqueue(module, taken.array, self.shard, self.comm, self.layout, buffers, target.array)
 
-        if arrays.is_host(taken.array):
-            enqueue()
-        else:
-            self._in_stream_order(enqueue)
+            if arrays.is_host(taken.array):
+                enqueue()
+            else:
+                self._in_stream_order(enqueue)
         return arrays.returned(target, out)
 
     def capture(self, logits: Any) -> CapturedTopTokens:
@@ -126,7 +128,7 @@ class TopTokens:
             _check_capturable(self.comm)
         except Exception as failure:
             error = failure
-        agree(self.comm, {} if error else {"rows": len(array), "call": "capture"}, error)
+        agree(self.comm, {} if error else {"function": "TopTokens.capture", "rows": len(array)}, error)
         buffers = _Buffers.fresh(array, len(array), self.shard.tp_size, self.layout)
         tokens = arrays.namespace(array).empty(len(array), np.int64)
         captured = CapturedTopTokens(
@@ -149,7 +151,7 @@ class TopTokens:
 
     def _check_capturing(self, logits: Any, out: Any) -> None:
         """Raise if the caller captures the current stream and this call cannot be part of that."""
-        if arrays.is_host(logits) or not arrays.namespace(logits).cuda.get_current_stream().is_capturing():
+        if arrays.is_host(logits) or not arrays.is_capturing():
             return
         _check_capturable(self.comm)
         if "cupy" not in self._buffers:
@@ -168,15 +170,15 @@ class TopTokens:
         """Run ``enqueue`` behind the last call's work, which may lie on another stream and uses the same buffers."""
         import cupy
 
-        stream = cupy.cuda.get_current_stream()
-        capturing = stream.is_capturing()
-        if self._last is not None and not capturing and self._last[0] != stream.ptr:
+        stream, capturing = cupy.cuda.get_current_stream(), arrays.is_capturing()
+        place = (threading.get_ident(), stream.ptr)  # each thread may have a default stream of its own
+        if self._last is not None and not capturing and self._last[0] != place:
             stream.wait_event(self._last[1])
         enqueue()
         if not capturing:
             event = self._last[1] if self._last is not None else cupy.cuda.Event(disable_timing=True)
             event.record(stream)
-            self._last = (stream.ptr, event)
+            self._last = (place, event)
 
 
 class CapturedTopTokens:
@@ -254,9 +256,16 @@ def _enqueue(
     module.pick_from_candidates(buffers.gathered, rows, tokens)
 
 
-def _facts(shard: VocabShard, layout: str, dtype: Any, **more: int) -> dict[str, Any]:
+def _facts(function: str, shard: VocabShard, layout: str, dtype: Any, **more: int) -> dict[str, Any]:
     """What ranks must have alike, in words that a message can use."""
-    return {**more, "dtype": str(dtype), "layout": layout, "tp_size": shard.tp_size, "vocab_size": shard.vocab_size}
+    return {
+        "function": function,
+        **more,
+        "dtype": str(dtype),
+        "layout": layout,
+        "tp_size": shard.tp_size,
+        "vocab_size": shard.vocab_size,
+    }
 
 
 def _check_capturable(comm: Any) -> None:

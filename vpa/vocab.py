@@ -39,13 +39,13 @@ class VocabShard:
 
     def __post_init__(self) -> None:
         for name in ("rank", "tp_size", "vocab_size", "width"):
-            object.__setattr__(self, name, _integer(name, getattr(self, name)))
+            object.__setattr__(self, name, integer(name, getattr(self, name)))
         ranges = []
         for number, entry in enumerate(_sequence("ranges", self.ranges)):
             values = _sequence(f"ranges[{number}]", entry)
             if len(values) != 3:
                 raise ValueError(f"ranges[{number}] is {entry!r}; (local_start, count, first_id) is accepted")
-            start, count, first_id = (_integer(f"ranges[{number}]", value) for value in values)
+            start, count, first_id = (integer(f"ranges[{number}]", value) for value in values)
             if count > 0:
                 ranges.append((start, count, first_id))
             elif count < 0:
@@ -78,7 +78,7 @@ class VocabShard:
     @classmethod
     def even(cls, vocab_size: int, tp_size: int) -> tuple[VocabShard, ...]:
         """All ranks' shards of a vocabulary cut by ceiling division, without padding: the last are shorter or empty."""
-        vocab_size, tp_size = _integer("vocab_size", vocab_size), _positive("tp_size", tp_size)
+        vocab_size, tp_size = integer("vocab_size", vocab_size), _positive("tp_size", tp_size)
         share = -(-vocab_size // tp_size)
         bounds = [min(rank * share, vocab_size) for rank in range(tp_size + 1)]
         return tuple(
@@ -97,7 +97,7 @@ def shard_vocab(
     ``ValueError`` where a padded size does not divide by ``tp_size``: pass ``pad_to=64 * tp_size``, or use
     ``VocabShard.even``.
     """
-    org, added = _integer("org_vocab_size", org_vocab_size), _integer("added_vocab_size", added_vocab_size)
+    org, added = integer("org_vocab_size", org_vocab_size), integer("added_vocab_size", added_vocab_size)
     tp_size, pad_to = _positive("tp_size", tp_size), _positive("pad_to", pad_to)
     if org < 1 or added < 0:
         raise ValueError(f"org_vocab_size is {org}, added_vocab_size {added}; at least 1 and at least 0 are accepted")
@@ -156,7 +156,8 @@ def _sequence(name: str, value: object) -> list:
         raise TypeError(f"{name} is {value!r}; (local_start, count, first_id) triples are accepted") from None
 
 
-def _integer(name: str, value: object) -> int:
+def integer(name: str, value: object) -> int:
+    """An argument as an int; ``TypeError`` naming it if it is none."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -164,7 +165,7 @@ def _integer(name: str, value: object) -> int:
 
 
 def _positive(name: str, value: object) -> int:
-    number = _integer(name, value)
+    number = integer(name, value)
     if number < 1:
         raise ValueError(f"{name} is {number}; it is at least 1")
     return number

@@ -31,13 +31,15 @@ def find_head(where: str) -> HeadFile:
     Raises ``ValueError`` in one line where the file or tensor is missing, or the tensor is not [rows, columns] of bf16,
     fp16 or fp32.
     """
-    path, _, tensor = where.partition(".safetensors:")
-    path = f"{path}.safetensors" if tensor else where
+    path, colon, tensor = where.partition(".safetensors:")
+    path = f"{path}.safetensors" if colon else where
     with _open(path) as file:
         names = sorted(file.keys())
         if not tensor:
             matrices = [name for name in names if len(file.get_slice(name).get_shape()) == 2]
             known = [name for name in HEAD_NAMES if name in matrices]
+            if not matrices:
+                raise ValueError(f"{path} has no tensor [vocabulary, hidden]; it has {_some(names)}")
             if not known and len(matrices) != 1:
                 raise ValueError(f"{path} has no tensor of a usual name; name one: {path}:TENSOR, of {_some(matrices)}")
             tensor = (known or matrices)[0]

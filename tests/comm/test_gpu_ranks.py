@@ -96,7 +96,7 @@ def test_numpy_arrays_are_refused_by_nccl_on_all_ranks(ranks):
     try:
         vpa.get_top_tokens(np.zeros((3, shard.width), np.float32), shard, comm)
     except TypeError as error:
-        assert "carries GPU arrays; got a NumPy array" in str(error), error
+        assert "carries cupy arrays; got a numpy array" in str(error), error
         print("refused")
     comm.close()
     """

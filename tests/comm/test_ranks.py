@@ -152,6 +152,121 @@ def without_gpus() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
+    ("zero", "one", "told"),
+    [
+        (
+            "vpa.TopTokens(shard, comm, max_rows=3, dtype='float32')",
+            "vpa.get_top_tokens(logits(3), shard, comm)",
+            "different function: rank 0 has TopTokens, rank 1 has get_top_tokens",
+        ),
+        (
+            "top(logits(3))",
+            "vpa.get_top_tokens(logits(3), shard, comm)",
+            "rank 0 has TopTokens(), rank 1 has get_top_tokens",
+        ),
+        ("gather(8)", "gather(4)", "rank 0 all_gather of 64 bytes, rank 1 all_gather of 32 bytes"),
+        ("gather(8)", "comm.exchange('x' * 5000)", "rank 0 all_gather of 64 bytes, rank 1 exchange"),
+        ("gather(8)", "comm.barrier()", "rank 0 all_gather of 64 bytes, rank 1 barrier"),
+        ("gather(900)", "gather(901)", "rank 0 all_gather of 7200 bytes, rank 1 all_gather of 7208 bytes"),
+    ],
+)
+def test_ranks_that_make_different_calls_are_told_so_and_go_on(ranks, zero, one, told):
+    done = ranks(
+        2,
+        program(f"""
+        top = vpa.TopTokens(shard, comm, max_rows=3, dtype="float32")
+        def gather(count):
+            send, recv = np.full(count, comm.rank, np.uint64), np.empty(2 * count, np.uint64)
+            comm.all_gather(send, recv)
+        report(raised(lambda: {zero}) if comm.rank == 0 else raised(lambda: {one}))
+        report(top(logits(3)).tolist() + vpa.get_top_tokens(logits(2), shard, comm).tolist())
+        comm.close()
+        """),
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert told in lines[0] and told in lines[1], done.stdout
+    assert lines[2:] == ["0 [0, 0, 0, 0, 0]", "1 [0, 0, 0, 0, 0]"]
+
+
+def test_a_failure_between_scan_and_gather_poisons_no_later_call(ranks):
+    done = ranks(
+        2,
+        program("""
+        from vpa.backends import numpy_
+        right = numpy_.local_argmax_candidates
+        def fail(*arguments):
+            raise MemoryError("no memory for it")
+        if comm.rank == 1:
+            numpy_.local_argmax_candidates = fail
+        first = raised(lambda: vpa.get_top_tokens(logits(3), shard, comm))
+        numpy_.local_argmax_candidates = right
+        second = raised(lambda: vpa.get_top_tokens(logits(3), shard, comm)) if comm.rank == 1 else "none"
+        report(first + " | " + second)
+        report(vpa.get_top_tokens(logits(3), shard, comm).tolist())
+        comm.close()
+        """),
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "rank 0 all_gather of 192 bytes, rank 1 exchange" in lines[0]
+    assert "MemoryError: no memory for it" in lines[1] and "rank 0 all_gather of 192 bytes" in lines[1]
+    assert lines[2:] == ["0 [0, 0, 0]", "1 [0, 0, 0]"]
+
+
+def test_a_communicator_that_timed_out_or_was_closed_says_so(ranks):
+    done = ranks(
+        2,
+        program("""
+        other = vpa.comm.from_mpi("mpi", timeout=1)
+        if comm.rank == 0:
+            print(raised(other.barrier))
+            print(raised(other.barrier), flush=True)
+        else:
+            time.sleep(3)
+        third = vpa.comm.from_mpi("mpi")
+        third.close()
+        for use in (third.barrier, lambda: third.exchange(1), third.__enter__):
+            report(raised(use))
+        """),
+        timeout=30,
+    )
+    assert "CommTimeout: rank 0 waited 1 s for barrier" in done.stdout
+    assert "this communicator is lost: barrier timed out; make another" in done.stdout
+    assert done.stdout.count("this communicator is closed; make another with vpa.comm.from_mpi()") == 6
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("vpa.comm.from_mpi('mpi', timeout=0)", "timeout is 0; seconds, more than 0"),
+        ("vpa.comm.from_mpi('mpi', timeout='5')", "timeout is '5'"),
+        ("vpa.comm.from_mpi('mpi', timeout=float('nan'))", "timeout is nan"),
+        ("vpa.comm.from_mpi('mpi', mpi_comm=3)", "mpi_comm is 3; an mpi4py.MPI.Intracomm"),
+        ("vpa.comm.from_mpi('mpi', mpi_comm=MPI.COMM_NULL)", "mpi_comm is <mpi4py.MPI.Comm"),
+        ("vpa.comm.from_mpi(MPI.COMM_WORLD)", "transport is <mpi4py.MPI.Intracomm"),
+        ("vpa.get_top_tokens(logits(3), shard, MPI.COMM_WORLD)", "comm is a Intracomm without all_gather, close"),
+        ("vpa.get_top_tokens(logits(3), shard, None)", "comm is a NoneType without rank, size"),
+    ],
+)
+def test_communicators_that_cannot_be_are_refused(ranks, call, message):
+    done = ranks(1, program(f"from mpi4py import MPI\nprint(raised(lambda: {call}))\ncomm.close()"), timeout=30)
+    assert done.returncode == 0 and message in done.stdout, done.stdout + done.stderr
+
+
+def test_a_part_of_the_job_takes_gpus_by_the_rank_on_the_host(monkeypatch):
+    from vpa.comm.device import launched_local_rank
+
+    for name in ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "PALS_LOCAL_RANKID"):
+        monkeypatch.delenv(name, raising=False)
+    assert launched_local_rank(1) == 1
+    monkeypatch.setenv("SLURM_LOCALID", "3")
+    assert launched_local_rank(1) == 3
+
+
+@pytest.mark.parametrize(
     "body",
     [
         "if comm.rank == 2: time.sleep(60)\nvpa.get_top_tokens(logits(3), shard, comm)",

@@ -20,7 +20,8 @@ class Event:
 
 def watched(limit: float) -> tuple[Event, Watch, list[float]]:
     event, told = Event(), []
-    return event, Watch(event, limit, lambda: told.append(time.monotonic())), told
+    watch = Watch(event, lambda event: not event.done, limit, lambda: told.append(time.monotonic()))
+    return event, watch, told
 
 
 def test_work_that_does_not_end_is_told_once_after_the_limit():

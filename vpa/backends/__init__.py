@@ -29,7 +29,7 @@ BACKENDS: tuple[str, ...] = tuple(_MODULES)
 
 def check_backend(backend: str | None) -> None:
     """Raise ``ValueError`` unless ``backend`` is None or a known name."""
-    if backend is not None and backend not in _MODULES:
+    if backend is not None and backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; {', '.join(BACKENDS)} and None (it follows the array) are accepted")
 
 

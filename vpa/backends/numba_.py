@@ -45,6 +45,10 @@ def pick_from_candidates(gathered: Any, num_rows: int, out: Any) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _configured(kernel: Any, grid: int, block: int, stream: int) -> Any:
+    """A kernel ready to be called with its arguments, on a stream of CuPy's."""
+    device = cupy.cuda.runtime.getDevice()
+    if cuda.get_current_device().id != device:  # Numba keeps a current GPU of its own
+        cuda.select_device(device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumbaPerformanceWarning)  # "grid size 8": one row is a normal call here
         return kernel[grid, block, cuda.external_stream(stream)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,13 +43,11 @@ def open_head(lm_head: str | None, hidden_path: str | None) -> HeadInput | None:
         return HeadInput(head, None)
     try:
         hidden = np.load(hidden_path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UsageError(f"--hidden: cannot read {hidden_path}: {error}") from error
-    if (
-        hidden.dtype not in (np.float16, np.float32, np.float64)
-        or hidden.ndim != 2
-        or hidden.shape[1] != head.hidden_size
-    ):
+    if not isinstance(hidden, np.ndarray):
+        raise UsageError(f"--hidden: {hidden_path} holds several arrays; a .npy file with one is accepted")
+    if hidden.dtype.kind != "f" or hidden.ndim != 2 or hidden.shape[1] != head.hidden_size:
         raise UsageError(
             f"--hidden: {hidden_path} is {hidden.dtype}{list(hidden.shape)}; floats [rows, {head.hidden_size}] fit "
             f"{head.tensor}"
@@ -75,7 +74,7 @@ def _drawn(head: HeadFile, seed: int, rows: int, job: Job) -> np.ndarray:
     """Hidden states near rows of the head: each is read by the rank that has it, and told to the others."""
     mine: dict[int, np.ndarray] = {}
     for row in range(rows):
-        rng = np.random.default_rng([seed, row])
+        rng = np.random.default_rng([seed % 2**64, row])
         token = int(rng.integers(head.vocab_size))
         for rank in job.played:
             if any(first <= token < first + count for _, count, first in job.shards[rank].ranges):

@@ -80,7 +80,7 @@ def load(name: str) -> tuple[str, dict[str, Any]]:
         try:
             with open(name, "rb") as file:
                 return name.rpartition("/")[2].removesuffix(".toml"), tomllib.load(file)
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"experiment file {name}: {error}") from error
     known = experiments()
     if name not in known:
@@ -92,8 +92,11 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
     """The settings of a run. ``contents`` may hold a table ``cpu``, which replaces its values where there is no GPU;
     ``given``, from the command line, replaces both. Raises ``UsageError`` for what does not fit."""
     merged = {key: value for key, value in contents.items() if key != "cpu"}
+    without_gpu = contents.get("cpu", {})
+    if not isinstance(without_gpu, dict):
+        raise UsageError(f"{name}: cpu is {without_gpu!r}; a table of settings is accepted")
     if not gpu:
-        merged.update(contents.get("cpu", {}))
+        merged.update(without_gpu)
     merged.update({key: value for key, value in given.items() if value is not None})
     merged["experiment"] = name
     fields = {field.name: field for field in dataclasses.fields(Settings)}

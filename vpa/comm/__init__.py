@@ -32,23 +32,31 @@ def from_mpi(transport: str = "auto", *, mpi_comm: Any = None, timeout: float = 
         one line by rank 0, and is in ``transport`` and ``reason``.
     timeout: seconds after which a collective that does not end is an error.
 
-    Binds each rank to a GPU by its rank on the host: it becomes CuPy's current device. Raises ``ValueError`` on every
-    rank where the transport cannot be used, ``RuntimeError`` where MPI or NCCL does not start.
+    Binds each rank to a GPU by its rank on the host: it becomes CuPy's current device. In a part of the job
+    (``mpi_comm``) that rank is what the launcher says. Raises ``ValueError`` on every rank where the transport cannot
+    be used, ``RuntimeError`` where MPI or NCCL does not start.
     """
     from vpa.comm import device, mpi
 
     library = _mpi()
+    if mpi_comm is not None and (not isinstance(mpi_comm, library.Intracomm) or mpi_comm == library.COMM_NULL):
+        raise TypeError(f"mpi_comm is {mpi_comm!r}; an mpi4py.MPI.Intracomm that is not COMM_NULL is accepted")
+    if not isinstance(timeout, (int, float)) or not 0 < timeout <= 1e6:
+        raise ValueError(f"timeout is {timeout!r}; seconds, more than 0 and at most 1e6, are accepted")
     world = library.COMM_WORLD if mpi_comm is None else mpi_comm
     waited = f"rank {world.Get_rank()} waited {timeout:.0f} s for the others to set up a communicator"
     with mpi.time_limit(timeout, f"{waited}: one failed, or did not call"):
-        on_host = world.Split_type(library.COMM_TYPE_SHARED)
-        local_rank = on_host.Get_rank()
-        on_host.Free()
+        if mpi_comm is None:
+            on_host = world.Split_type(library.COMM_TYPE_SHARED)
+            local_rank = on_host.Get_rank()
+            on_host.Free()
+        else:  # a part of the job: the other ranks of the host, who have GPUs too, do not come here
+            local_rank = device.launched_local_rank(world.Get_rank())
         mine = device.gather_facts(library.Get_processor_name(), local_rank)
-        told = world.allgather((transport, mine))
-        requests = {requested for requested, _ in told}
+        told = world.allgather((repr(transport), mine))
+        requests = sorted({requested for requested, _ in told})
         if len(requests) > 1:
-            raise ValueError(f"ranks ask for different transports: {', '.join(sorted(map(repr, requests)))}")
+            raise ValueError(f"ranks ask for different transports: {', '.join(requests)}")
         chosen, reason = device.choose_transport(transport, [facts for _, facts in told])
         communicator: Any = mpi.Mpi(world.Dup(), device=mine.device, reason=reason, timeout=timeout)
         if chosen == "nccl":
@@ -97,7 +105,7 @@ def agree(comm: Any, facts: Mapping[str, Any], error: Exception | None = None) -
         if failure is not None:
             kind, text = failure
             raise _KINDS.get(kind, RuntimeError)(f"rank {rank} raised {text}")
-    for name in facts:
+    for name in dict.fromkeys(name for _, theirs in answers for name in theirs):
         values = [theirs.get(name) for _, theirs in answers]
         if any(value != values[0] for value in values):
             listed = ", ".join(f"rank {rank} has {value}" for rank, value in enumerate(values))

@@ -35,6 +35,14 @@ def pick_device(local_rank: int, visible: int) -> int:
     return local_rank % visible
 
 
+def launched_local_rank(default: int) -> int:
+    """This process's rank on its host as its launcher tells it; ``default`` where it does not."""
+    for variable in ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "PALS_LOCAL_RANKID"):
+        if os.environ.get(variable, "").isdigit():
+            return int(os.environ[variable])
+    return default
+
+
 def visible_gpus() -> tuple[int, str]:
     """How many GPUs this process sees, and, if none, why."""
     try:

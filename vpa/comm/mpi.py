@@ -16,8 +16,9 @@ import numpy as np
 from vpa.arrays import is_host
 from vpa.comm.gather import check_gather
 
-#: Bytes of an exchanged value that travel in the first, fixed-size gather; longer ones need a second.
-_SLOT = 512
+#: Every call begins with an all-gather of this many bytes: what the call is, how long its data, and the first of them.
+_SLOT = 1024
+_HEAD = 72  # of those: 64 for the words, 8 for the length
 
 
 class CommTimeout(RuntimeError):
@@ -25,7 +26,11 @@ class CommTimeout(RuntimeError):
 
 
 class Mpi:
-    """All ranks of an MPI communicator, gathering through host memory. Made by ``vpa.comm.from_mpi``."""
+    """All ranks of an MPI communicator, gathering through host memory. Made by ``vpa.comm.from_mpi``.
+
+    Ranks that make different calls, or gather arrays of different sizes, all get a ``ValueError`` that lists the calls;
+    the next calls work. One thread at a time may use it.
+    """
 
     transport = "mpi"
     carries = ("numpy", "cupy")
@@ -34,7 +39,8 @@ class Mpi:
     def __init__(self, mpi_comm: Any, *, device: int | None, reason: str, timeout: float) -> None:
         self._mpi = mpi_comm
         self._staging: dict[str, Any] = {}
-        self._open = True
+        self._abandoned: list[Any] = []
+        self._closed = ""
         self.device = device
         self.reason = reason
         self.timeout = timeout
@@ -61,25 +67,11 @@ class Mpi:
 
     def exchange(self, value: Any) -> list[Any]:
         """The values of all ranks, in rank order; any value that pickle takes."""
-        data = pickle.dumps(value)
-        slot = np.zeros(_SLOT, np.uint8)
-        slot[:8].view(np.int64)[0] = len(data)
-        head = data[: _SLOT - 8]
-        slot[8 : 8 + len(head)] = np.frombuffer(head, np.uint8)
-        slots = np.empty((self.size, _SLOT), np.uint8)
-        self._gather(slot, slots)
-        lengths = slots[:, :8].copy().view(np.int64)[:, 0]
-        texts = slots[:, 8:]
-        if lengths.max() > _SLOT - 8:
-            padded = np.zeros(lengths.max(), np.uint8)
-            padded[: len(data)] = np.frombuffer(data, np.uint8)
-            texts = np.empty((self.size, lengths.max()), np.uint8)
-            self._gather(padded, texts)
-        return [pickle.loads(text[:length].tobytes()) for text, length in zip(texts, lengths, strict=True)]
+        return [pickle.loads(data) for data in self._call("exchange", pickle.dumps(value), alike=False)]
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        self._wait(self._mpi.Ibarrier(), "a barrier")
+        self._call("barrier", b"")
 
     def abort(self, message: str) -> None:
         """Say why on stderr and end the whole job, every rank of it, with exit code 1."""
@@ -87,28 +79,68 @@ class Mpi:
 
     def close(self) -> None:
         """Give the communicator back; every rank calls it. A second call does nothing."""
-        if self._open:
-            self._open = False
+        if not self._closed:
+            self._closed = "closed"
             self._staging.clear()
             self._mpi.Free()
 
     def __enter__(self) -> Mpi:
+        self._check_open()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:  # with an exception under way the other ranks may be anywhere, and freeing is collective
             self.close()
 
-    def _gather(self, send: np.ndarray, recv: np.ndarray) -> None:
-        if send.size:
-            self._wait(self._mpi.Iallgather(_bytes(send), _bytes(recv)), f"an all-gather of {send.nbytes} bytes")
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"this communicator is {self._closed}; make another with vpa.comm.from_mpi()")
 
-    def _wait(self, request: Any, what: str) -> None:
+    def _gather(self, send: np.ndarray, recv: np.ndarray) -> None:
+        parts = self._call("all_gather", send.reshape(-1).view(np.uint8).data)
+        lines = recv.reshape(self.size, -1).view(np.uint8)
+        for line, part in zip(lines, parts, strict=True):
+            line[...] = np.frombuffer(part, np.uint8)
+
+    def _call(self, name: str, data: bytes | memoryview, alike: bool = True) -> list[bytes | memoryview]:
+        """All ranks' ``data``, in rank order. Ranks must call with one ``name`` and, if ``alike``, one length.
+
+        What each rank calls travels in front of its data in one all-gather of a fixed size. So ranks that part are
+        found out by all, and none reads another call's bytes: MPI itself would match the two calls and say nothing.
+        """
+        self._check_open()
+        length = len(data)
+        what = f"{name} of {length} bytes" if alike and length else name
+        slot = np.zeros(_SLOT, np.uint8)
+        _put(slot, what.encode())
+        slot[64:_HEAD].view(np.int64)[0] = length
+        _put(slot[_HEAD:], bytes(data[: _SLOT - _HEAD]))
+        slots = np.empty((self.size, _SLOT), np.uint8)
+        self._wait(self._mpi.Iallgather(slot, slots), what, slot, slots)
+
+        calls = [bytes(line[:64]).rstrip(b"\0").decode() for line in slots]
+        if len(set(calls)) > 1:
+            listed = ", ".join(f"rank {rank} {call}" for rank, call in enumerate(calls))
+            raise ValueError(f"ranks make different calls: {listed}; all ranks make the same calls in one order")
+        lengths = slots[:, 64:_HEAD].copy().view(np.int64)[:, 0]
+        longest = int(lengths.max())
+        lines = slots[:, _HEAD:]
+        if longest > _SLOT - _HEAD:
+            padded = np.zeros(longest, np.uint8)
+            _put(padded, data)
+            lines = np.empty((self.size, longest), np.uint8)
+            self._wait(self._mpi.Iallgather(padded, lines), what, padded, lines)
+        return [line[:size].data for line, size in zip(lines, lengths, strict=True)]
+
+    def _wait(self, request: Any, what: str, *buffers: np.ndarray) -> None:
         start = time.monotonic()
         while not request.Test():
             waited = time.monotonic() - start
             if waited > self.timeout:
-                self._open = False  # freeing waits for the others too, and so does MPI_Finalize: end the job instead
+                # The call may still complete and write its buffers. Freeing the communicator would wait for the others,
+                # and so would MPI_Finalize: end the job when this process ends.
+                self._abandoned += [request, *buffers]
+                self._closed = f"lost: {what} timed out"
                 atexit.register(abort, f"rank {self.rank} ends the job, after {what} that timed out")
                 raise CommTimeout(
                     f"rank {self.rank} waited {waited:.0f} s for {what}: "
@@ -147,8 +179,8 @@ def time_limit(seconds: float, message: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return array.reshape(-1).view(np.uint8)
+def _put(target: np.ndarray, data: bytes | memoryview) -> None:
+    target[: len(data)] = np.frombuffer(data, np.uint8)
 
 
 def _synchronize() -> None:

@@ -10,9 +10,12 @@ from typing import Any
 import cupy
 from cupy.cuda import nccl
 
+from vpa.arrays import is_capturing
 from vpa.comm.gather import check_gather
 from vpa.comm.mpi import Mpi, time_limit
 from vpa.comm.watch import Watch
+
+_NOT_READY = 600  # cudaErrorNotReady; hipErrorNotReady
 
 
 class Nccl:
@@ -32,7 +35,7 @@ class Nccl:
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         self.rank, self.size, self.device = host.rank, host.size, host.device
         self.reason, self.timeout = host.reason, host.timeout
-        self._watch = Watch(cupy.cuda.Event(disable_timing=True), self.timeout, self._expired)
+        self._watch = Watch(cupy.cuda.Event(disable_timing=True), _pending, self.timeout, self._expired)
         self._nccl = _create(host)
         atexit.register(_abort_at_exit, weakref.ref(self))
 
@@ -40,12 +43,13 @@ class Nccl:
         """Gather every rank's ``send``, in rank order, into ``recv``: C-contiguous, ``size`` times as many elements."""
         if not isinstance(send, cupy.ndarray):
             raise TypeError(f"transport 'nccl' gathers CuPy arrays, got {type(send).__name__}")
+        self._check_open()
         check_gather(send, recv, self.size)
         if send.size == 0:
             return
         stream = cupy.cuda.get_current_stream()
         self._nccl.allGather(send.data.ptr, recv.data.ptr, send.nbytes, nccl.NCCL_UINT8, stream.ptr)
-        if not stream.is_capturing():
+        if not is_capturing():
             self.watch(stream)
 
     def watch(self, stream: Any) -> None:
@@ -83,6 +87,7 @@ class Nccl:
         self._host.close()
 
     def __enter__(self) -> Nccl:
+        self._check_open()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -90,6 +95,10 @@ class Nccl:
             self.close()
         else:
             self._drop()
+
+    def _check_open(self) -> None:
+        if self._nccl is None:
+            raise RuntimeError("this communicator is closed; make another with vpa.comm.from_mpi()")
 
     def _drop(self) -> None:
         """Leave without the other ranks: after an exception, or at exit. ``destroy`` would wait for them."""
@@ -106,8 +115,18 @@ class Nccl:
             f"make the call, or made it with another number of rows. The NCCL communicator is aborted and the job ends"
         )
         communicator, self._nccl = self._nccl, None
+        if communicator is None:
+            return  # closed or dropped meanwhile
         threading.Thread(target=communicator.abort, daemon=True).start()  # may itself wait for a stuck kernel
         self._host.abort(message)
+
+
+def _pending(event: Any) -> bool:
+    """Whether an event has not been reached. ``event.done`` would take an error, which says nothing, for "not yet"."""
+    try:
+        return cupy.cuda.runtime.eventQuery(event.ptr) == _NOT_READY
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return error.status == _NOT_READY
 
 
 def _create(host: Mpi) -> Any:
