@@ -84,7 +84,8 @@ def existing_torch() -> Arm | None:
         import cupy
 
         ranks = len(gathered) // rows
-        by_row = gathered.view(ranks, rows, 2).movedim(0, 1).reshape(rows, ranks, 2)
+        last_dim = gathered.view(ranks, rows, 2).movedim(0, 1).reshape(rows, ranks * 2)  # the rank axis moves: a copy
+        by_row = last_dim.view(rows, ranks, 2)
         best = by_row[:, :, 0].argmax(dim=-1, keepdim=True)
         return cupy.from_dlpack(by_row[:, :, 1].gather(-1, best).squeeze(-1).to(torch.int64))
 
