@@ -4,8 +4,8 @@
 // ranges 0, 1, 2, ...; split s of a row takes numbers [s * chunk, (s + 1) * chunk). Padding is never read. An empty
 // split writes "no candidate", which loses to everything real.
 //
-// Each warp finds its own best candidate, id included, before the block's only barrier: that is one barrier less than
-// to agree on the key first, and several warps' searches take no longer than one.
+// A block first agrees on its best key, then on the lowest id that has it: only threads that hold that key search for a
+// column, in most blocks those of one warp. That costs a barrier more than a search by every warp, and is faster.
 //
 // Needs VPA_DTYPE, VPA_THREADS, VPA_CONTIGUOUS, VPA_LOADS, VPA_ONCE; VPA_SPLITS, blocks a row; VPA_RANGES, ranges of
 // the shard; VPA_PAIRS, 1 to write [rows, 2 * splits] fp32 (value, id) pairs, 0 for [rows, splits] packed u64.
@@ -26,12 +26,15 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024)
                             i64 chunk,                        // valid columns of a split
                             const Ranges ranges,
                             u32* __restrict__ out) {
-    __shared__ u64 warp_best[WARPS];
+    __shared__ u32 warp_key[WARPS];
+    __shared__ u32 warp_id[WARPS];
     const u32 row = blockIdx.x / VPA_SPLITS;
     const u32 split = blockIdx.x % VPA_SPLITS;
+    const u32 warp = threadIdx.x / VPA_WARP;
+    const u32 lane = threadIdx.x % VPA_WARP;
     const i64 from = split * chunk;
 
-    u64 best = NO_CANDIDATE;  // of this warp, the same in all its lanes
+    u64 best = NO_CANDIDATE;  // in the lanes of warp 0
     i64 before = 0;           // valid columns in earlier ranges
 #if VPA_RANGES > 2            // rare; unrolled, 32 ranges take seconds to compile
 #pragma unroll 1
@@ -46,31 +49,38 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024)
         const Word* run = logits + (row * row_stride + (ranges.start[r] + skip) * column_stride);
         Spot spot;
         const u32 mine = walk(run, column_stride, (u32)count, &spot);
-        const u32 key = warp_max(mine);
-        u32 id_complement = 0;
-        if (mine == key && key != 0) {
-            const u32 column = column_in(run, column_stride, (u32)count, key, &spot);
-            id_complement = 0xFFFFFFFFu - (u32)(ranges.first_id[r] + skip + column);
+        const u32 of_warp = warp_max(mine);
+        if (lane == 0) {
+            warp_key[warp] = of_warp;
         }
-        const u64 candidate = key ? pack(candidate_key(key), warp_max(id_complement)) : NO_CANDIDATE;
-        best = candidate > best ? candidate : best;
+        __syncthreads();
+        const u32 key = warp_max(lane < WARPS ? warp_key[lane] : 0);
+        u32 id_complement = 0;
+        if (of_warp == key) {
+            if (mine == key) {
+                const u32 column = column_in(run, column_stride, (u32)count, key, &spot);
+                id_complement = 0xFFFFFFFFu - (u32)(ranges.first_id[r] + skip + column);
+            }
+            id_complement = warp_max(id_complement);
+        }
+        if (lane == 0) {
+            warp_id[warp] = id_complement;
+        }
+        __syncthreads();
+        if (warp == 0) {
+            const u64 candidate = pack(candidate_key(key), warp_max(lane < WARPS ? warp_id[lane] : 0));
+            best = candidate > best ? candidate : best;
+        }
     }
 
-    if (threadIdx.x % VPA_WARP == 0) {
-        warp_best[threadIdx.x / VPA_WARP] = best;
-    }
-    __syncthreads();
-    if (threadIdx.x < VPA_WARP) {
-        best = warp_best_of(threadIdx.x < WARPS ? warp_best[threadIdx.x] : NO_CANDIDATE);
-        if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) {
 #if VPA_PAIRS
-            u32 value, id;
-            pair_of_packed(best, &value, &id);
-            out[2 * (i64)blockIdx.x] = value;
-            out[2 * (i64)blockIdx.x + 1] = id;
+        u32 value, id;
+        pair_of_packed(best, &value, &id);
+        out[2 * (i64)blockIdx.x] = value;
+        out[2 * (i64)blockIdx.x + 1] = id;
 #else
-            ((u64*)out)[blockIdx.x] = best;
+        ((u64*)out)[blockIdx.x] = best;
 #endif
-        }
     }
 }

@@ -89,6 +89,56 @@ VPA_DEVICE u32 logit_key(u32 word) {
     return key_of_bits(word, WORD_SIGN, WORD_INFINITY);
 }
 
+// The largest logit among 32-bit words of memory: two 16-bit logits each, or one of 32 bits.
+//
+// NVIDIA's max.NaN takes both halves of a word at once and keeps subnormals, infinities and NaN. It orders -0 below +0,
+// which only the key undoes: a Top says which value is largest, never where.
+#if VPA_NVIDIA
+typedef u32 Top;
+
+VPA_DEVICE Top top_of(u32 word) {
+    return word;
+}
+
+VPA_DEVICE Top larger_top(Top a, Top b) {
+#if VPA_DTYPE == VPA_BF16
+    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+#elif VPA_DTYPE == VPA_FP16
+    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+#else
+    asm("{.reg .f32 a, b; mov.b32 a, %0; mov.b32 b, %1; max.NaN.f32 a, a, b; mov.b32 %0, a;}" : "+r"(a) : "r"(b));
+#endif
+    return a;
+}
+
+VPA_DEVICE u32 key_of_top(Top top) {
+#if VPA_DTYPE == VPA_FP32
+    return logit_key(top);
+#else
+    return logit_key(larger_top(top, top >> 16) & 0xFFFFu);
+#endif
+}
+#else
+typedef u32 Top;  // a key: no other device compares the halves of a word in all three types
+
+VPA_DEVICE Top top_of(u32 word) {
+    u32 top = 0;
+    for (u32 bit = 0; bit < 32; bit += 8 * (u32)sizeof(Word)) {
+        const u32 key = logit_key((Word)(word >> bit));
+        top = key > top ? key : top;
+    }
+    return top;
+}
+
+VPA_DEVICE Top larger_top(Top a, Top b) {
+    return b > a ? b : a;
+}
+
+VPA_DEVICE u32 key_of_top(Top top) {
+    return top;
+}
+#endif
+
 // The bits of the fp32 number equal to a logit. Integer arithmetic: a subnormal fp16 must not be flushed.
 VPA_DEVICE u32 widen(u32 word) {
 #if VPA_DTYPE == VPA_BF16

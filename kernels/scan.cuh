@@ -1,11 +1,11 @@
-// scan.cuh: one warp finds the best key of the columns its lanes walk, then the lowest column that has it.
+// scan.cuh: a thread walks its columns of one row, and later names the lowest of them that has the block's best key.
 //
-// While walking, a lane keeps only its largest key and which loads raised it. The column is searched once, at the end,
-// by the lanes that hold their warp's largest key: searching inside the loop costs more, since some lane of
+// While walking, a thread keeps only its largest key and which loads raised it. The column is searched once, at the end,
+// by the threads that hold the block's largest key: searching inside the loop costs more, since some lane of
 // a warp rises in nearly every step.
 //
 // Needs VPA_DTYPE; VPA_THREADS, threads of a block, a multiple of 32; VPA_CONTIGUOUS, 1 if columns lie side by side,
-// and then VPA_LOADS, how many 16-byte loads a lane has in flight, and VPA_ONCE, 1 if no lane walks more than those.
+// and then VPA_LOADS, how many 16-byte loads a thread has in flight, and VPA_ONCE, 1 if no thread walks more than those.
 
 // Both walks below have the same two functions over columns [0, count) of one row, `stride` words apart:
 //   walk       the largest key among this thread's columns (0 if it has none); `spot` says where it was met;
@@ -14,15 +14,16 @@
 #if VPA_CONTIGUOUS
 
 #define WORDS_PER_LOAD (16 / (u32)sizeof(Word))
-#define IN_HEAD 0xFFFFFFFFu
-#define IN_TAIL 0xFFFFFFFEu
 
 struct Spot {
-    u32 where;                // IN_HEAD, IN_TAIL, or the number of the first load of the group
+    u32 edge_key;             // of the one column that this thread read singly; 0 if it read none
+    u32 group_key;            // the largest of this thread's loads; 0 if it has none
+    u32 first;                // the first load of the group with that key
     Words4 group[VPA_LOADS];  // the group that was loaded last
 };
 
-// How many columns come before the first 16-byte boundary: they, and those after the last whole load, are read singly.
+// How many columns come before the first 16-byte boundary. They and those after the last whole load, the edge, are fewer
+// than a warp has lanes: each is read singly by one thread.
 VPA_DEVICE u32 head_of(const Word* run, u32 count) {
     const u32 misaligned = (u32)((u64)run % 16) / (u32)sizeof(Word);
     const u32 head = (WORDS_PER_LOAD - misaligned) % WORDS_PER_LOAD;
@@ -37,97 +38,65 @@ VPA_DEVICE u32 load_number(u32 first, u32 i, u32 loads) {
 }
 
 // The largest key in one group of loads.
-VPA_DEVICE u32 group_key(const Words4* group) {
-#if VPA_NVIDIA && VPA_DTYPE == VPA_FP32
-    // max.NaN keeps subnormals and NaN. It orders -0 below +0, which logit_key then undoes; so do the two below.
-    float top = __uint_as_float(group[0].word[0]);
+VPA_DEVICE u32 key_of_group(const Words4* group) {
+    Top top = top_of(group[0].word[0]);
 #pragma unroll
     for (i32 i = 1; i < 4 * VPA_LOADS; i++) {
-        asm("max.NaN.f32 %0, %0, %1;" : "+f"(top) : "f"(__uint_as_float(group[i / 4].word[i % 4])));
+        top = larger_top(top, top_of(group[i / 4].word[i % 4]));
     }
-    return logit_key(__float_as_uint(top));
-#elif VPA_NVIDIA
-    u32 top = group[0].word[0];
-#pragma unroll
-    for (i32 i = 1; i < 4 * VPA_LOADS; i++) {
-#if VPA_DTYPE == VPA_BF16
-        asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(top) : "r"(group[i / 4].word[i % 4]));
-#else
-        asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(top) : "r"(group[i / 4].word[i % 4]));
-#endif
-    }
-    const u32 low = logit_key(top & 0xFFFFu);
-    const u32 high = logit_key(top >> 16);
-    return high > low ? high : low;
-#else
-    u32 top = 0;
-    for (i32 i = 0; i < 4 * VPA_LOADS; i++) {
-        for (u32 bit = 0; bit < 32; bit += 8 * (u32)sizeof(Word)) {
-            const u32 key = logit_key((Word)(group[i / 4].word[i % 4] >> bit));
-            top = key > top ? key : top;
-        }
-    }
-    return top;
-#endif
+    return key_of_top(top);
+}
+
+VPA_DEVICE u32 edge_column(u32 head, u32 loads) {
+    return threadIdx.x < head ? threadIdx.x : threadIdx.x + loads * WORDS_PER_LOAD;
 }
 
 VPA_DEVICE u32 walk(const Word* run, i64, u32 count, Spot* spot) {
     const u32 head = head_of(run, count);
     const u32 loads = (count - head) / WORDS_PER_LOAD;
-    const u32 tail = head + loads * WORDS_PER_LOAD;
     const Words4* middle = (const Words4*)(run + head);
-    u32 best = 0;
-    spot->where = IN_HEAD;
-    if (threadIdx.x < head) {
-        best = logit_key(run[threadIdx.x]);
+    spot->edge_key = 0;
+    spot->group_key = 0;
+    if (threadIdx.x < count - loads * WORDS_PER_LOAD) {
+        spot->edge_key = logit_key(run[edge_column(head, loads)]);
     }
     for (u32 first = threadIdx.x; first < loads; first += VPA_LOADS * VPA_THREADS) {
 #pragma unroll
         for (u32 i = 0; i < VPA_LOADS; i++) {
             spot->group[i] = load_once(middle + load_number(first, i, loads));
         }
-        const u32 key = group_key(spot->group);
-        if (key > best) {
-            best = key;
-            spot->where = first;
+        const u32 key = key_of_group(spot->group);
+        if (key > spot->group_key) {
+            spot->group_key = key;
+            spot->first = first;
         }
 #if VPA_ONCE
         break;
 #endif
     }
-    if (threadIdx.x < count - tail) {
-        const u32 key = logit_key(run[tail + threadIdx.x]);
-        if (key > best) {
-            best = key;
-            spot->where = IN_TAIL;
-        }
-    }
-    return best;
+    return spot->edge_key > spot->group_key ? spot->edge_key : spot->group_key;
 }
 
 VPA_DEVICE u32 column_in(const Word* run, i64, u32 count, u32 key, Spot* spot) {
     const u32 head = head_of(run, count);
     const u32 loads = (count - head) / WORDS_PER_LOAD;
-    if (spot->where == IN_HEAD) {
-        return threadIdx.x;
+    if (spot->edge_key == key && (threadIdx.x < head || spot->group_key != key)) {
+        return edge_column(head, loads);
     }
-    if (spot->where == IN_TAIL) {
-        return head + loads * WORDS_PER_LOAD + threadIdx.x;
-    }
-#if !VPA_ONCE
-#pragma unroll
-    for (u32 i = 0; i < VPA_LOADS; i++) {
-        spot->group[i] = ((const Words4*)(run + head))[load_number(spot->where, i, loads)];
-    }
-#endif
     // From the last logit to the first, so that the first that has the key stays. A number other than zero has one bit
     // pattern, which is quicker to compare than a key.
     const u32 bits = bits_of_key(key, WORD_SIGN);
     const bool one_pattern = key != WORD_SIGN && key != (WORD_SIGN | (WORD_SIGN - 1));
     u32 column = 0;
+#if !VPA_ONCE
+#pragma unroll
+    for (u32 i = 0; i < VPA_LOADS; i++) {
+        spot->group[i] = ((const Words4*)(run + head))[load_number(spot->first, i, loads)];
+    }
+#endif
 #pragma unroll
     for (i32 i = VPA_LOADS - 1; i >= 0; i--) {
-        const u32 start = load_number(spot->where, (u32)i, loads) * WORDS_PER_LOAD;
+        const u32 start = load_number(spot->first, (u32)i, loads) * WORDS_PER_LOAD;
 #pragma unroll
         for (i32 j = (i32)WORDS_PER_LOAD - 1; j >= 0; j--) {
             const i32 bit = j * 8 * (i32)sizeof(Word);

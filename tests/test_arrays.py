@@ -29,13 +29,32 @@ class Foreign:
             raise BufferError("this library exports bf16 in the first form of DLPack alone")
         capsule = self._words.__dlpack__(**keywords)
         if self._bfloat16:  # 16-bit words, told as kDLBfloat
-            pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-            pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-            arrays._DLTensor.from_address(pointer_of(capsule, b"dltensor")).code = 4
+            arrays._tensor_of(capsule)[0].code = 4
         return capsule
 
     def __array_namespace__(self):
         return types.SimpleNamespace(from_dlpack=Foreign, __name__="foreign")
+
+
+class Versioned(Foreign):
+    """One whose bf16 exports are in the second form of DLPack alone."""
+
+    def __dlpack__(self, *, max_version=None, **keywords):
+        if max_version is None:
+            raise BufferError("this library exports the second form of DLPack alone")
+        capsule = self._words.__dlpack__(max_version=max_version, **keywords)
+        arrays._tensor_of(capsule)[0].code = 4
+        return capsule
+
+
+class Legacy(Foreign):
+    """One of the first form of DLPack alone, which does not say whether memory may be written; ``__array__`` does."""
+
+    def __dlpack__(self):
+        return self._words.__dlpack__()
+
+    def __array__(self, dtype=None, copy=None):
+        return self._words
 
 
 def words_of(host: np.ndarray) -> np.ndarray:
@@ -55,16 +74,38 @@ def test_foreign_arrays_are_taken_and_given_back(dtype, form):
     assert np.array_equal(tokens._words, full_argmax(host))
 
 
-def test_bfloat16_through_dlpack_shares_memory():
+@pytest.mark.parametrize("library", [Foreign, Versioned])
+def test_bfloat16_through_dlpack_shares_memory(library):
     host = np.zeros((2, 100), DTYPES["bfloat16"])
-    taken = arrays.given(Foreign(words_of(host), bfloat16=True), "logits")
+    taken = arrays.given(library(words_of(host), bfloat16=True), "logits")
     assert taken.array.dtype == DTYPES["bfloat16"] and taken.array.shape == (2, 100)
     host[1, 7] = 5
     assert taken.array[1, 7] == 5
 
 
-def test_memory_taken_through_dlpack_outlives_its_owner():
-    foreign = Foreign(words_of(np.full((2, 100), 3, DTYPES["bfloat16"])), bfloat16=True)
+@pytest.mark.parametrize(("library", "says_so"), [(Foreign, False), (Versioned, True)])
+@pytest.mark.parametrize("writeable", [True, False])
+def test_bfloat16_is_writeable_only_where_its_library_says_so(library, says_so, writeable):
+    words = np.zeros((2, 100), np.uint16)
+    words.flags.writeable = writeable or not says_so  # NumPy exports read-only memory in the second form alone
+    assert arrays.given(library(words, bfloat16=True), "logits").array.flags.writeable == (writeable and says_so)
+
+
+def test_a_later_dlpack_is_refused():
+    class Later(Versioned):
+        def __dlpack__(self, *, max_version=None, **keywords):
+            capsule = super().__dlpack__(max_version=max_version, **keywords)
+            pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+            arrays._Versioned.from_address(pointer_of(capsule, b"dltensor_versioned")).major = 2
+            return capsule
+
+    with pytest.raises(TypeError, match=r"it is of DLPack 2\.\d; 1 is accepted"):
+        arrays.given(Later(np.zeros((2, 100), np.uint16)), "logits")
+
+
+@pytest.mark.parametrize("library", [Foreign, Versioned])
+def test_memory_taken_through_dlpack_outlives_its_owner(library):
+    foreign = library(words_of(np.full((2, 100), 3, DTYPES["bfloat16"])), bfloat16=True)
     taken = arrays.given(foreign, "logits").array
     del foreign
     assert (taken == 3).all()
@@ -76,13 +117,33 @@ def test_what_is_no_array_is_refused(argument):
         arrays.given(argument, "logits")
 
 
-def test_a_library_that_cannot_export_is_refused_with_its_own_words():
+@pytest.mark.parametrize("kind", [BufferError, RuntimeError, KeyError, AssertionError, MemoryError, Exception])
+def test_a_library_that_cannot_export_is_refused_with_its_own_words(kind):
     class Refusing(Foreign):
         def __dlpack__(self, **keywords):
-            raise BufferError("requires grad, use detach()")
+            raise kind("requires grad, use detach()")
 
-    with pytest.raises(TypeError, match=r"logits cannot be taken through DLPack: requires grad, use detach\(\)"):
+    with pytest.raises(TypeError, match=r"logits cannot be taken through DLPack: '?requires grad, use detach\(\)"):
         arrays.given(Refusing(np.zeros((2, 2), np.float32)), "logits")
+
+
+def test_an_error_without_words_is_named():
+    class Refusing(Foreign):
+        def __dlpack_device__(self):
+            raise NotImplementedError
+
+    with pytest.raises(TypeError, match="logits cannot be taken through DLPack: NotImplementedError"):
+        arrays.given(Refusing(np.zeros((2, 2), np.float32)), "logits")
+
+
+@pytest.mark.parametrize(("question", "remedy"), [("is_neg", "resolve_neg"), ("is_conj", "resolve_conj")])
+def test_lazy_views_are_refused(question, remedy):
+    lazy, plain = (Foreign(np.eye(2, 100, dtype=np.float32)) for _ in range(2))
+    setattr(lazy, question, lambda: True)
+    setattr(plain, question, lambda: False)
+    with pytest.raises(TypeError, match=rf"logits cannot .*{question}\(\) is true.*call \.{remedy}\(\) first"):
+        vpa.get_top_tokens(lazy, SHARD, vpa.comm.solo())
+    assert vpa.get_top_tokens(plain, SHARD, vpa.comm.solo())._words.tolist() == [0, 1]
 
 
 def test_another_dtype_through_dlpack_is_refused():
@@ -101,12 +162,34 @@ def test_a_library_that_narrows_the_result_is_refused():
         vpa.get_top_tokens(Narrow(np.zeros((2, 100), np.float32)), SHARD, vpa.comm.solo())
 
 
-def test_a_foreign_out_is_written_in_place():
-    logits = np.eye(3, 100, 5, dtype=np.float32)
-    candidates = np.zeros((3, 8), np.uint64)
-    out = Foreign(candidates)
+@pytest.mark.parametrize("library", [Foreign, Legacy])
+@pytest.mark.parametrize("rows", [3, 1, 0])
+def test_a_foreign_out_is_written_in_place(library, rows):
+    logits = np.eye(rows, 100, 5, dtype=np.float32)
+    candidates = np.zeros((rows, 8), np.uint64)
+    out = library(candidates)
     assert vpa.local_argmax_candidates(Foreign(logits), SHARD, out=out) is out
-    assert vpa.pick_from_candidates(candidates, 3).tolist() == [5, 6, 7]
+    assert vpa.pick_from_candidates(candidates, rows).tolist() == [5, 6, 7][:rows]
+
+
+def test_a_foreign_out_that_may_not_be_written_is_refused():
+    class Copied(Legacy):
+        def __array__(self, dtype=None, copy=None):
+            return self._words.copy()
+
+    class Immutable(Legacy):
+        def __array__(self, dtype=None, copy=None):
+            view = self._words.view()
+            view.flags.writeable = False
+            return view
+
+    class Odd(Legacy):
+        def __array__(self, dtype=None, copy=None):
+            raise KeyError("no")
+
+    for library in (Copied, Immutable, Odd):
+        with pytest.raises(ValueError, match="out is read-only, or its library's DLPack does not say that it is not"):
+            vpa.local_argmax_candidates(np.eye(3, 100, dtype=np.float32), SHARD, out=library(np.zeros((3, 8), "u8")))
 
 
 def test_subclasses_of_numpy_arrays():
@@ -136,8 +219,12 @@ def test_torch_tensors_on_the_host():
             tokens = vpa.get_top_tokens(view, SHARD, vpa.comm.solo())
             assert isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64
             assert tokens.tolist() == full_argmax(view.float().numpy()).tolist()
-    with pytest.raises(TypeError, match="DLPack"):
-        vpa.get_top_tokens(torch.zeros(2, 100, requires_grad=True), SHARD, vpa.comm.solo())
+            out = torch.empty((len(view), 8), dtype=torch.uint64)
+            assert vpa.local_argmax_candidates(view, SHARD, out=out) is out
+            assert vpa.pick_from_candidates(out, len(view)).tolist() == tokens.tolist()
+    for refused in (torch.zeros(2, 100, requires_grad=True), torch._neg_view(torch.zeros(2, 100))):
+        with pytest.raises(TypeError, match="DLPack"):
+            vpa.get_top_tokens(refused, SHARD, vpa.comm.solo())
 
 
 @pytest.mark.gpu

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import sys
+import types
 
 import pytest
 
@@ -12,9 +16,10 @@ from vpa import record, report
 def row(rows: int, arm: str, median: float | None, wrong: int | None = 0, **more) -> dict:
     samples = [] if median is None else [median - 1, median, median + 1]
     return {
-        "rows": rows, "dtype": "bfloat16", "input": "random", "vocab": 131072, "tp": 4, "columns": 32768,
-        "gather": "excluded", "mode": "captured", "cache": "hot", "arm": arm, "external": False, "kernels": None,
-        "wrong": wrong, "skipped": "", "samples_us": samples, "median_us": median, **more,
+        "rows": rows, "dtype": "bfloat16", "input": "random", "seed": 0, "vocab": 131072, "tp": 4, "columns": 32768,
+        "layout": "packed", "backend": "raw", "gather": "excluded", "mode": "captured", "cache": "hot", "arm": arm,
+        "external": False, "kernels": None, "wrong": wrong, "skipped": "", "calls": 20, "samples_us": samples,
+        "median_us": median, **more,
     }  # fmt: skip
 
 
@@ -58,6 +63,11 @@ def test_a_pivot_has_a_line_for_each_batch_size():
     assert report.markdown(table).splitlines()[1] == "| ---: | ---: | ---: | ---: | ---: | ---: |"
 
 
+def test_a_batch_size_without_the_fused_arm_has_no_ratio():
+    ((_, table),) = report.pivot_tables([*ROWS, row(128, "existing (torch)", 400.0)]).items()
+    assert table[-1] == ["128", "400", "", "", "", "0"]
+
+
 def test_text_tables_align():
     lines = report.text([["arm", "us"], ["a", "5"], ["bcd", "1000"]]).splitlines()
     assert lines == ["arm    us", "a       5", "bcd  1000"]
@@ -87,8 +97,32 @@ def test_reports_of_some_arms_and_one_mode(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "| 64 | 200 | 50.00 | 0.25 | 3 |" in printed
     assert "plain read" not in printed and "99.0" not in printed
-    assert report.main([str(path), "--arms", "fused,nothing"]) == 2
-    assert "has no arm nothing; it has existing (torch), fused" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arms", "fused,nothing"], "has no arm 'nothing'; it has existing (torch), fused, floor: plain read"),
+        (["--arms", ""], "has no arm ''; it has existing (torch), fused"),
+        (["--mode", "eager", "--arms", "fused"], "has no eager times; it has captured hot"),
+        (["--cache", "cold"], "has no cold times; it has captured hot"),
+        (["--mode", "captured", "--cache", "cold"], "has no captured cold times; it has captured hot"),
+    ],
+)
+def test_what_a_record_lacks_is_said_with_what_it_has(arguments, message, tmp_path, capsys):
+    path = tmp_path / "record.json"
+    record.write(str(path), "headline", record.environment(), ROWS)
+    assert report.main([str(path), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and len(captured.err.splitlines()) == 1 and captured.out == ""
+
+
+def test_a_record_without_times_has_no_mode(tmp_path, capsys):
+    path = tmp_path / "record.json"
+    record.write(str(path), "headline", record.environment(), ROWS[:2])
+    assert report.main([str(path)]) == 0
+    assert report.main([str(path), "--mode", "eager"]) == 2
+    assert "has no eager times; it has none" in capsys.readouterr().err
 
 
 def test_an_arm_that_was_skipped_says_why():
@@ -97,9 +131,85 @@ def test_an_arm_that_was_skipped_says_why():
     assert lines[-1] == "without existing: no such thing\n"
 
 
-@pytest.mark.parametrize("text", ["", "[]", json.dumps({"schema": 99})])
+@pytest.mark.parametrize("text", ["", "[]", json.dumps({"schema": 99}), "[" * 100_000, '{"schema": 1' + "0" * 5000])
 def test_what_is_no_record_is_refused(text, tmp_path, capsys):
     path = tmp_path / "record.json"
     path.write_text(text)
     assert report.main([str(path)]) == 2
-    assert str(path) in capsys.readouterr().err
+    captured = capsys.readouterr().err
+    assert str(path) in captured and len(captured.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        (["rows"], {}, "the record.rows is {}; a list is accepted"),
+        (["environment"], [], "the record.environment is []; an object"),
+        (["environment", "ranks"], [], "environment has no rank"),
+        (["environment", "ranks"], [3], "ranks[0] is 3; an object"),
+        (["environment", "ranks", 0, "gpu"], {}, "ranks[0].gpu has no name"),
+        (["environment", "ranks", 0, "cpu"], None, "ranks[0].cpu is None; a text"),
+        (["environment", "packages", "vpa"], 1, "packages.vpa is 1; a text"),
+        (["environment", "git"], {"revision": 1}, "git.revision is 1; a text"),
+        (["environment", "variables"], 3, "variables is 3; an object"),
+        (["rows", 0], None, "rows[0] is None; an object"),
+        (["rows", 0, "wrong"], True, "rows[0].wrong is True; an integer or null"),
+        (["rows", 0, "wrong"], None, "rows[0] is a check without a number of wrong rows"),
+        (["rows", 2, "arm"], ["fused"], "rows[2].arm is ['fused']; a text"),
+        (["rows", 2, "samples_us"], "1 2", "rows[2].samples_us is '1 2'; a list"),
+        (["rows", 2, "samples_us", 1], "1", "rows[2].samples_us is '1'; a number"),
+        (["rows", 2, "samples_us", 1], float("nan"), "rows[2].samples_us is nan; a number"),
+        (["rows", 2, "median_us"], None, "rows[2] has samples and a median_us of None; it is above 0"),
+        (["rows", 2, "median_us"], 0, "rows[2] has samples and a median_us of 0; it is above 0"),
+        (["rows", 2, "kernels"], 10**400, "rows[2].kernels is 1000"),
+        (["rows", 2, "cache"], ..., "rows[2] has no cache"),
+    ],
+)
+def test_a_record_of_other_kinds_is_refused(where, value, message, tmp_path, capsys):
+    path = tmp_path / "record.json"
+    record.write(str(path), "headline", {**record.environment(), "packages": {"vpa": "0"}}, ROWS)
+    content = json.loads(path.read_text())
+    *above, last = where
+    part = content
+    for key in above:
+        part = part[key]
+    if value is ...:
+        del part[last]
+    else:
+        part[last] = value
+    path.write_text(json.dumps(content))
+    assert report.main([str(path)]) == 2
+    captured = capsys.readouterr().err
+    assert f"{path} is no whole record: {message}" in captured and len(captured.splitlines()) == 1
+
+
+def test_a_record_names_the_variables_that_ranks_are_started_with(tmp_path, monkeypatch, capsys):
+    class Comm:
+        transport, reason = "mpi", "two ranks"
+
+        def exchange(self, mine):
+            host, variables = mine
+            return [mine, (host, {**variables, "NCCL_MAX_CTAS": "2"})]
+
+    for name in [name for name in os.environ if name.startswith("NCCL_") or name == "LD_PRELOAD"]:
+        monkeypatch.delenv(name)
+    assert record.environment()["variables"] == {}
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("LD_PRELOAD", "")
+    monkeypatch.setenv("SECRET", "x")
+    env = record.environment(Comm())
+    assert env["variables"] == {"LD_PRELOAD": "", "NCCL_DEBUG": "WARN", "NCCL_MAX_CTAS": [None, "2"]}
+    path = tmp_path / "record.json"
+    record.write(str(path), "headline", env, ROWS)
+    assert report.main([str(path)]) == 0 and "NCCL_DEBUG=WARN" in capsys.readouterr().out
+    old = json.loads(path.read_text())
+    del old["environment"]["variables"]
+    path.write_text(json.dumps(old))
+    assert report.main([str(path)]) == 0 and "NCCL_DEBUG" not in capsys.readouterr().out
+
+
+def test_the_command_line_is_kept_as_a_shell_takes_it(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["x", "--hidden", "my states.npy", "--rows", "1,8"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", types.SimpleNamespace(name="vpa.run"))
+    assert record.command(2) == "mpirun -n 2 python -m vpa.run --hidden 'my states.npy' --rows 1,8"
+    assert shlex.split(record.command()) == ["python", "-m", "vpa.run", *sys.argv[1:]]

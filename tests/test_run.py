@@ -26,6 +26,11 @@ def not_in_a_job(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+def npy(header: str) -> bytes:
+    """A .npy file with this header and no data."""
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+
+
 @pytest.fixture
 def head(tmp_path) -> Path:
     """A small head in a file, with other tensors beside it."""
@@ -61,7 +66,7 @@ def test_times_stand_beside_the_wrong_rows(capsys, tmp_path):
     content = record.read(path)
     timed = [row for row in content["rows"] if row["samples_us"]]
     arms = {row["arm"] for row in timed}
-    assert {"existing (numpy)", "fused", "fused, again", "floor: plain read"} <= arms
+    assert {"existing (numpy)", "fused", "fused (again)", "floor: plain read"} <= arms
     for row in timed:
         assert len(row["samples_us"]) == bench_settings.experiments()["headline"]["cpu"]["rounds"]
         assert row["median_us"] == pytest.approx(np.median(row["samples_us"]), abs=1e-3)
@@ -126,15 +131,23 @@ def test_a_wrong_token_is_exit_code_1(monkeypatch, capsys):
         (["nonsense"], "no experiment 'nonsense'; there are headline"),
         (["/no/such.toml"], "experiment file /no/such.toml: "),
         (["--rows", "1,two"], "--rows is '1,two'; integers with commas"),
-        (["--rows", "-1"], "rows has -1; integers from 0 on"),
+        (["--rows", "-1"], "rows has -1; integers from 0 to 1073741824"),
         (["--vocab", "many"], "argument --vocab: invalid int value: 'many'"),
-        (["--vocab", "0"], "vocab is 0; an integer from 1 on"),
+        (["--vocab", "0"], "vocab is 0; an integer from 1 to 4294967295"),
+        (["--vocab", str(2**32)], "vocab is 4294967296; an integer from 1 to 4294967295"),
+        (["--vocab", str(2**31 - 1), "--rows", "1"], "are up to 2147483903 logits; at most 1073741824 are accepted"),
+        (["--rows", "1,1000000000000"], "rows has 1000000000000; integers from 0 to 1073741824"),
+        (["--rows", "9000"], "9000 rows of vocabulary 131072, padded for 4 ranks, are up to"),
+        (["--rows", "20000", "--vocab", "1", "--tp", "1024"], "padded for 1024 ranks, are up to"),
+        (["--tp", "1000000000"], "tp is 1000000000; an integer from 1 to 1024"),
         (["--dtype", "fp64"], "dtypes has 'fp64'; bf16, fp16, fp32"),
         (["--tp", "0"], "tp is 0"),
         (["--layout", "triples"], "argument --layout: invalid choice"),
         (["--backend", "cuda"], "argument --backend: invalid choice"),
         (["--json", "/no/such/folder/x.json"], "--json: no folder /no/such/folder"),
         (["--hidden", "x.npy"], "--hidden goes with --lm-head"),
+        (["--hidden", ""], "hidden is ''; a text of at least one character"),
+        (["--lm-head", ""], "lm_head is ''; a text of at least one character"),
         (["--lm-head", "/no/such.safetensors"], "--lm-head: cannot read /no/such.safetensors: No such file"),
         (["--layout", "pairs", "--vocab", "16777217"], "layout 'pairs' holds ids as fp32"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
@@ -152,14 +165,18 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
     [
         ("kind = 'headline'", "question, rows, vocab, dtypes, families, tp, calls, rounds missing"),
         ("nonsense", "experiment file"),
-        ("colour = 'red'", "no setting 'colour'"),
+        ("colour = 'red'", "no setting 'colour'; there are kind, question, rows,"),
+        ("experiment = 'mine'", "no setting 'experiment'; there are kind,"),
+        ("[cpu]\nexperiment = 'mine'", "no setting 'experiment'; there are kind,"),
+        ("seed = 0x" + "f" * 5000, "experiment file"),
+        ("rounds = 1000000000", "rounds is 1000000000; an integer from 1 to 10000"),
         ("kind = 'timing'", "kind is 'timing'; headline, numpy_backend are accepted"),
         ("backend = 'cuda'", "backend is 'cuda'; numpy, raw"),
-        ("rows = 5", "rows is 5; a list of integers from 0 on"),
+        ("rows = 5", "rows is 5; a list of integers from 0 to 1073741824"),
         ("rows = []", "rows is []; a list of"),
         ("dtypes = 'fp32'", "dtypes is 'fp32'; a list of bf16"),
         ("seed = 'x'", "seed is 'x'; an integer"),
-        ("calls = true", "calls is True; an integer from 1 on"),
+        ("calls = true", "calls is True; an integer from 1 to 10000"),
         ("question = 1", "question is 1; a text"),
         ("comm = 'ucx'", "comm is 'ucx'; auto, nccl, mpi, emulated"),
         ("check_only = 1", "check_only is 1; true or false"),
@@ -252,6 +269,13 @@ class TestHead:
         assert run.main([*arguments, "--rows", "8"]) == 2
         assert "--rows up to 8, but --hidden has 7 rows" in capsys.readouterr().err
 
+    @pytest.mark.filterwarnings("error::RuntimeWarning")
+    def test_products_beyond_a_dtype_are_infinities_or_nans(self, head, tmp_path):
+        hidden = np.full((2, 24), 3e38, np.float32) * np.array([[1], [1e-34]], np.float32)
+        np.save(tmp_path / "hidden.npy", hidden.astype(np.float64))
+        arguments = ["--lm-head", str(head), "--hidden", str(tmp_path / "hidden.npy"), "--check-only"]
+        assert [run.main(arguments) for _ in range(2)] == [0, 0]
+
     @pytest.mark.parametrize(
         ("tensor", "message"),
         [
@@ -286,11 +310,22 @@ class TestHead:
             np.zeros((3, 25), np.float32),
             np.zeros(24, np.float32),
             np.zeros((3, 24), np.int64),
+            np.full((3, 24), 1e39),
             "no array",
             "",
             "several",
+            b"PK\x03\x04",
+            npy("{"),
+            npy("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 24)}")[:-30] + b"\xff" * 30,
+            npy("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 24)}"),
+            npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 24)}"),
+            npy("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999, 24)}"),
+            npy("{'descr': ('<f4', 3, 5, 7), 'fortran_order': False, 'shape': (3, 24)}"),
+            npy("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 24), 1is: 2}"),
         ],
+        ids=lambda hidden: type(hidden).__name__,
     )
+    @pytest.mark.filterwarnings("error::RuntimeWarning", "error::SyntaxWarning")
     def test_hidden_states_that_do_not_fit(self, head, hidden, tmp_path, capsys):
         path = tmp_path / "hidden.npy"
         if isinstance(hidden, np.ndarray):
@@ -299,7 +334,7 @@ class TestHead:
             path = tmp_path / "hidden.npz"
             np.savez(path, a=np.zeros((3, 24)), b=np.zeros(3))
         else:
-            path.write_text(hidden)
+            path.write_bytes(hidden.encode() if isinstance(hidden, str) else hidden)
         assert run.main(["--lm-head", str(head), "--hidden", str(path)]) == 2
         printed = capsys.readouterr().err
         assert "--hidden: " in printed and len(printed.splitlines()) == 1
@@ -377,6 +412,21 @@ class TestJobs:
         done = self.each_its_own((["-c", start], ["-c", faulty + start]))
         assert done.returncode != 0
         assert "KeyError: 'early'" in done.stderr and "rank 1 failed, so the job ends" in done.stderr
+
+    @pytest.mark.parametrize("wrong", [0, 1])
+    def test_a_command_line_that_is_wrong_on_one_rank_ends_all(self, wrong):
+        programs = [["-m", "vpa.run", "--check-only", "--rows", "1"] for _ in range(2)]
+        programs[wrong][-1] = "x"
+        done = self.each_its_own(programs)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.count("vpa.run: ") == 1
+        assert f"vpa.run: {'rank 1: ' if wrong else ''}--rows is 'x'" in done.stderr
+
+    def test_command_lines_that_differ_are_refused(self):
+        done = self.each_its_own(["-m", "vpa.run", "--check-only", "--rows", "1", "--seed", seed] for seed in "12")
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.count("vpa.run: ") == 1
+        assert "different seed: rank 0 has 1, rank 1 has 2" in done.stderr
 
     @staticmethod
     def each_its_own(programs) -> subprocess.CompletedProcess:

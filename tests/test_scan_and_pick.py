@@ -126,7 +126,7 @@ def test_ties_inside_one_load(backend, equal):
     assert to_host(pick_from_candidates(candidates, 8, backend=backend.name)).tolist() == list(range(3, 11))
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 16, 100])
+@pytest.mark.parametrize("splits", [1, 2, 3, 16, np.int8(100)])  # the last, doubled, is beyond its own range
 def test_the_number_of_splits_changes_no_token(backend, splits):
     shard = VocabShard.even(5000, 2)[1]
     host = make_shard("ties", 1, 9, shard, DTYPES["float16"])
@@ -134,8 +134,8 @@ def test_the_number_of_splits_changes_no_token(backend, splits):
         candidates = local_argmax_candidates(
             backend.xp.asarray(host), shard, layout=layout, splits=splits, backend=backend.name
         )
-        assert candidates.shape == (9, splits * (2 if layout == "pairs" else 1))
-        assert np.array_equal(bits(candidates), bits(numpy_candidates(host, shard, layout, splits)))
+        assert candidates.shape == (9, int(splits) * (2 if layout == "pairs" else 1))
+        assert np.array_equal(bits(candidates), bits(numpy_candidates(host, shard, layout, int(splits))))
         tokens = pick_from_candidates(candidates, 9, backend=backend.name)
         assert np.array_equal(to_host(tokens), 2500 + full_argmax(host))
 
@@ -229,17 +229,23 @@ class TestRefusals:
             ({"logits": np.zeros((3, 99), np.float32)}, ValueError, r"shape \(3, 99\); this shard takes \[rows, 100\]"),
             ({"logits": np.zeros((3, 0), np.float32)}, ValueError, r"shape \(3, 0\)"),
             ({"layout": "triples"}, ValueError, "'triples'; 'packed' and 'pairs' are accepted"),
-            ({"splits": 2.5}, ValueError, "splits is 2.5; an integer from 1 on"),
+            ({"splits": 2.5}, TypeError, "splits is 2.5; an integer is accepted"),
+            ({"splits": 8.0}, TypeError, "splits is 8.0; an integer is accepted"),
+            ({"splits": True}, TypeError, "splits is True; an integer is accepted"),
+            ({"splits": "8"}, TypeError, "splits is '8'; an integer is accepted"),
             ({"layout": ["packed"]}, ValueError, "'packed' and 'pairs' are accepted"),
             ({"logits": np.zeros((3, 100), ">f4")}, TypeError, "logits are >f4; bfloat16"),
             ({"logits": np.ma.zeros((3, 100), np.float32)}, TypeError, "masked"),
-            ({"splits": 0}, ValueError, "splits is 0; an integer from 1 on"),
+            ({"splits": 0}, ValueError, "splits is 0; it is at least 1"),
+            ({"splits": np.int8(-8)}, ValueError, "splits is -8; it is at least 1"),
             ({"backend": "cuda"}, ValueError, "'cuda'; numpy, raw"),
             ({"backend": "raw"}, TypeError, "'raw' works on CuPy arrays, got NumPy"),
             ({"shard": (0, 100)}, TypeError, "shard is a tuple; a vpa.VocabShard"),
             ({"out": np.zeros((3, 8), np.int64)}, ValueError, r"out is int64\[3, 8\]; a C-contiguous uint64\[3, 8\]"),
             ({"out": np.zeros((8, 3), np.uint64).T}, ValueError, "out is non-contiguous"),
             ({"out": np.zeros((3, 16), np.uint64)}, ValueError, r"uint64\[3, 16\]"),
+            ({"out": np.broadcast_to(np.uint64(0), (1, 8))[:0]}, ValueError, r"uint64\[0, 8\]"),
+            ({"out": np.frombuffer(bytes(192), np.uint64).reshape(3, 8)}, ValueError, "out is read-only"),
         ],
     )
     def test_scan(self, change, error, message):
@@ -280,6 +286,9 @@ class TestRefusals:
             (np.zeros((6, 0), np.uint64), 3, ValueError, r"shape \(6, 0\)"),
             (np.zeros((6, 8), np.uint64), 0, ValueError, "num_rows 0"),
             (np.zeros((6, 8), np.uint64), -3, ValueError, "num_rows is -3"),
+            (np.zeros((6, 8), np.uint64), 3.0, TypeError, "num_rows is 3.0; an integer is accepted"),
+            (np.zeros((6, 8), np.uint64), True, TypeError, "num_rows is True; an integer is accepted"),
+            (np.zeros((), np.uint64), 1, ValueError, r"gathered has shape \(\)"),
         ],
     )
     def test_pick(self, gathered, rows, error, message):

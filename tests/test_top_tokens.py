@@ -97,6 +97,7 @@ class TestRefusals:
             ({"dtype": None}, TypeError, "logits are None; bfloat16"),
             ({"max_rows": 0}, ValueError, "max_rows is 0; it is at least 1"),
             ({"max_rows": 2.5}, TypeError, "max_rows is 2.5; an integer"),
+            ({"max_rows": True}, TypeError, "max_rows is True; an integer"),
             ({"backend": ["numpy"]}, ValueError, "numpy, raw"),
             ({"comm": None}, TypeError, "comm is a NoneType without rank"),
             ({"layout": "x"}, ValueError, "'packed' and 'pairs'"),
@@ -137,6 +138,9 @@ class TestRefusals:
             (good[:1], "1 arrays of logits for 2 shards"),
             ([good[0], np.zeros((3, 50), np.float32)], "of 2 rows.*of 3 rows"),
             ([good[0], np.zeros((2, 50), np.float16)], "float32 of.*float16 of"),
+            ([np.zeros((), np.float32)] * 2, r"shards_of_logits\[0\] has shape \(\); \[rows, columns\] is accepted"),
+            ([good[0], np.zeros((), np.float32)], r"shards_of_logits\[1\] has shape \(\)"),
+            ([good[0], np.zeros(50, np.float32)], r"shards_of_logits\[1\] has shape \(50,\)"),
         ):
             with pytest.raises(ValueError, match=message):
                 emulate_top_tokens(parts, shards)

@@ -80,6 +80,8 @@ def test_padded_shards_cover_every_id_once(org, added, tp, pad):
         ((0, 1, 10, 5, ((0, 3, 0), (3, 2, 2))), ValueError, "ids twice"),
         ((0, 1, 10, 5, ((0, -1, 0),)), ValueError, "count of -1"),
         ((0, 1, 10, 5.0, ()), TypeError, "width is 5.0; an integer"),
+        ((False, 1, 10, 5, ()), TypeError, "rank is False; an integer"),
+        ((0, np.True_, 10, 5, ()), TypeError, "tp_size is .*True.*; an integer"),
         ((0, 1, 10, 5, None), TypeError, "ranges is None; .* triples"),
         ((0, 1, 10, 5, (3,)), TypeError, r"ranges\[0\] is 3; .* triples"),
         ((0, 1, 10, 5, ((0, 5),)), ValueError, r"ranges\[0\] is \(0, 5\); \(local_start, count, first_id\)"),

@@ -26,6 +26,10 @@ LAYOUTS: dict[str, tuple[int, np.dtype]] = {
 
 _DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost
 _DLPACK_BFLOAT = 4  # kDLBfloat
+_DLPACK_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+
+#: torch's lazy views, which not every version refuses to export: the question whether an array is one, and the remedy.
+_LAZY = {"is_neg": "resolve_neg", "is_conj": "resolve_conj"}
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,11 @@ def given(argument: Any, name: str) -> Given:
             f"array with __dlpack__ (torch, jax, ...) is accepted"
         )
     try:
+        _check_plain(argument)
         array, library = _from_dlpack(argument), _library(argument)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(f"{name} cannot be taken through DLPack: {error}") from error
+    except Exception as error:  # each library has its own; the other ranks are told of a TypeError
+        reason = str(error) or type(error).__name__
+        raise TypeError(f"{name} cannot be taken through DLPack: {reason}") from error
 
     def give_back(result: Any) -> Any:
         given_back = library.from_dlpack(result)
@@ -133,7 +139,10 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, like: Any, name
             f"{name} is {kind}{out.dtype}{list(out.shape)}; a C-contiguous {dtype}{list(shape)} is accepted"
         )
     if is_host(out) and not out.flags.writeable:
-        raise ValueError(f"{name} is read-only")
+        raise ValueError(
+            f"{name} is read-only, or its library's DLPack does not say that it is not; a NumPy array that can be "
+            f"written is accepted"
+        )
     if not _is_aligned(out):
         raise ValueError(f"{name} starts at a fraction of a {out.dtype}")
 
@@ -143,6 +152,8 @@ def target(out: Any, shape: tuple[int, ...], dtype: np.dtype, like: Given, name:
     if out is None:
         return Given(namespace(like.array).empty(shape, dtype), like.give_back)
     taken = given(out, name)
+    if is_host(taken.array) and not taken.array.flags.writeable:
+        taken = Given(_writeable(out, taken.array), taken.give_back)
     check_out(taken.array, shape, dtype, like.array, name)
     return taken
 
@@ -199,6 +210,29 @@ def _library(argument: Any) -> Any:
     raise TypeError(f"no module of {type(argument).__qualname__} has from_dlpack, to give a result back")
 
 
+def _check_plain(argument: Any) -> None:
+    """Raise ``TypeError`` for a lazy view: DLPack would share memory that holds other values."""
+    for question, remedy in _LAZY.items():
+        ask = getattr(argument, question, None)
+        if callable(ask) and ask():
+            raise TypeError(f"{question}() is true, so its memory holds other values; call .{remedy}() first")
+
+
+def _writeable(argument: Any, array: np.ndarray) -> np.ndarray:
+    """The same memory as ``array`` through ``__array__``, if that is how the caller's library lets it be written.
+
+    The first form of DLPack does not say whether memory may be written, so NumPy takes it as read-only.
+    """
+    if not hasattr(argument, "__array__"):
+        return array
+    try:
+        direct = np.asarray(argument)
+    except Exception:  # then it stays as DLPack gave it
+        return array
+    shared = direct.size == 0 or direct.ctypes.data == array.ctypes.data  # a copy would be written for nobody
+    return direct if shared else array
+
+
 def _from_dlpack(argument: Any) -> Any:
     if argument.__dlpack_device__()[0] not in _DLPACK_HOST:
         import cupy
@@ -225,15 +259,42 @@ class _DLTensor(ctypes.Structure):
     )
 
 
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned; the first form, DLManagedTensor, begins with the tensor."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    )
+
+
+def _tensor_of(capsule: Any) -> tuple[_DLTensor, bool]:
+    """What a DLPack capsule of either form holds, and whether it says that the memory may be written."""
+    is_valid, pointer_of = ctypes.pythonapi.PyCapsule_IsValid, ctypes.pythonapi.PyCapsule_GetPointer
+    is_valid.restype, is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    if not is_valid(capsule, b"dltensor_versioned"):
+        return _DLTensor.from_address(pointer_of(capsule, b"dltensor")), False
+    managed = _Versioned.from_address(pointer_of(capsule, b"dltensor_versioned"))
+    if managed.major > 1:
+        raise BufferError(f"it is of DLPack {managed.major}.{managed.minor}; 1 is accepted")
+    return managed.tensor, not managed.flags & _DLPACK_READ_ONLY
+
+
 def _bfloat16_from_dlpack(argument: Any) -> np.ndarray:
     """A host bf16 array as NumPy's with dtype ``ml_dtypes.bfloat16``, sharing memory; ``BufferError`` for other dtypes.
 
     The capsule is kept, unconsumed, as long as the array lives: its own destructor then frees what it holds.
     """
-    capsule = argument.__dlpack__()
-    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    tensor = _DLTensor.from_address(pointer_of(capsule, b"dltensor"))
+    try:
+        capsule = argument.__dlpack__(max_version=(1, 0))
+    except (BufferError, TypeError):  # a library that has the first form alone
+        capsule = argument.__dlpack__()
+    tensor, writeable = _tensor_of(capsule)
     if (tensor.code, tensor.bits, tensor.lanes) != (_DLPACK_BFLOAT, 16, 1):
         raise BufferError(
             f"its DLPack type (code {tensor.code}, {tensor.bits} bits) is none of {', '.join(LOGITS_DTYPES)}"
@@ -250,4 +311,6 @@ def _bfloat16_from_dlpack(argument: Any) -> np.ndarray:
     extent = sum((count - 1) * step for count, step in zip(shape, strides, strict=True)) + 2
     memory = (ctypes.c_char * extent).from_address((tensor.data or 0) + tensor.byte_offset)
     memory.capsule = capsule
-    return np.ndarray(shape, LOGITS_DTYPES["bfloat16"], memory, strides=strides)
+    array = np.ndarray(shape, LOGITS_DTYPES["bfloat16"], memory, strides=strides)
+    array.flags.writeable = writeable
+    return array

@@ -25,6 +25,8 @@ def emulate_top_tokens(
     taken = [arrays.given(logits, f"shards_of_logits[{rank}]") for rank, logits in enumerate(shards_of_logits)]
     first = taken[0].array
     for rank, one in enumerate(taken):
+        if one.array.ndim != 2:
+            raise ValueError(f"shards_of_logits[{rank}] has shape {one.array.shape}; [rows, columns] is accepted")
         if _kind(one.array) != _kind(first):
             raise ValueError(
                 f"shards_of_logits[0] is {_kind(first)}, [{rank}] is {_kind(one.array)}; "

@@ -6,10 +6,12 @@ import importlib.metadata
 import json
 import os
 import platform
+import reprlib
+import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,42 @@ _PACKAGES = ("vpa", "numpy", "ml_dtypes", "mpi4py", "mpich", "cupy-cuda12x", "cu
              "nvidia-nccl-cu12", "nvidia-nccl-cu13", "torch", "triton")  # fmt: skip
 
 
+_NONE = type(None)
+_NUMBER = (int, float)
+
+#: Kinds of JSON values, in words.
+_KINDS = {str: "a text", int: "an integer", float: "a number", bool: "true or false", dict: "an object", list: "a list",
+          _NONE: "null"}  # fmt: skip
+
+#: What a record holds, part by part: key -> the kinds of its value. A part may hold more.
+_RECORD = {"experiment": (str,), "command": (str,), "environment": (dict,), "rows": (list,)}
+_ENVIRONMENT = {
+    "python": (str,), "system": (str,), "packages": (dict,), "git": (dict, _NONE), "ranks": (list,),
+    "transport": (str, _NONE), "reason": (str, _NONE), "nccl": (int, _NONE),
+}  # fmt: skip
+_GIT = {"revision": (str,), "dirty": (bool,)}
+_RANK = {"host": (str,), "cpu": (str,), "cores": (int,), "gpu": (dict, _NONE)}
+_GPU = {"name": (str,)}
+_ROW = {
+    "rows": (int,), "dtype": (str,), "input": (str,), "seed": (int,), "vocab": (int,), "tp": (int,), "columns": (int,),
+    "layout": (str,), "backend": (str,), "gather": (str,), "mode": (str,), "cache": (str,), "arm": (str,),
+    "external": (bool,), "kernels": (*_NUMBER, _NONE), "wrong": (int, _NONE), "skipped": (str,), "calls": (int,),
+    "samples_us": (list,), "median_us": (*_NUMBER, _NONE),
+}  # fmt: skip
+
+
 def environment(comm: Any = None) -> dict[str, Any]:
     """Versions, devices, ranks and revision. With a communicator, of all its ranks: every rank calls it."""
     here = {"host": platform.node(), "cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "gpu": _gpu()}
+    variables = {name: text for name, text in os.environ.items() if name.startswith("NCCL_") or name == "LD_PRELOAD"}
+    everyone = [(here, variables)] if comm is None else comm.exchange((here, variables))
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": _packages(),
         "git": _git(),
-        "ranks": [here] if comm is None else comm.exchange(here),
+        "ranks": [theirs for theirs, _ in everyone],
+        "variables": _shared([theirs for _, theirs in everyone]),
         "transport": None if comm is None else comm.transport,
         "reason": None if comm is None else comm.reason,
         "nccl": nccl_version(),
@@ -69,25 +98,72 @@ def write(path: str, experiment: str, env: dict[str, Any], rows: Sequence[dict[s
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """A record from its file; ``ValueError`` where it is not one of this schema."""
+    """A record from its file; ``ValueError`` in one line where it is not a whole one of this schema."""
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot read record {path}: {error}") from error
     if not isinstance(record, dict) or type(record.get("schema")) is not int or record["schema"] != SCHEMA:
         raise ValueError(f"{path} is no record of schema {SCHEMA}")
-    missing = sorted({"experiment", "command", "environment", "rows"} - set(record))
-    if missing or not isinstance(record["rows"], list):
-        raise ValueError(f"{path} is no whole record: {', '.join(missing) or 'rows'} missing")
+    try:
+        _check(record)
+    except ValueError as error:
+        raise ValueError(f"{path} is no whole record: {error}") from error
     return record
 
 
 def command(ranks: int = 1) -> str:
     """The command line of this run, as a user would type it."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
-    start = f"python -m {module.name}" if module is not None else f"python {sys.argv[0]}"
-    launcher = [f"mpirun -n {ranks}"] if ranks > 1 else []
-    return " ".join([*launcher, start, *sys.argv[1:]])
+    launcher = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
+    start = ["-m", module.name] if module is not None else sys.argv[:1]
+    return shlex.join([*launcher, "python", *start, *sys.argv[1:]])
+
+
+def _check(record: dict[str, Any]) -> None:
+    """Raise ``ValueError`` unless a report can be made of the record."""
+    _check_part("the record", record, _RECORD)
+    env = record["environment"]
+    _check_part("environment", env, _ENVIRONMENT)
+    _check_part("packages", env["packages"], dict.fromkeys(env["packages"], (str,)))
+    _check_part("variables", env.get("variables", {}), {})
+    if env["git"] is not None:
+        _check_part("git", env["git"], _GIT)
+    if not env["ranks"]:
+        raise ValueError("environment has no rank")
+    for number, rank in enumerate(env["ranks"]):
+        _check_part(f"ranks[{number}]", rank, _RANK)
+        if rank["gpu"] is not None:
+            _check_part(f"ranks[{number}].gpu", rank["gpu"], _GPU)
+    for number, row in enumerate(record["rows"]):
+        name = f"rows[{number}]"
+        _check_part(name, row, _ROW)
+        for sample in row["samples_us"]:
+            _check_part(name, {"samples_us": sample}, {"samples_us": _NUMBER})
+        if row["samples_us"] and not (row["median_us"] or 0) > 0:
+            raise ValueError(f"{name} has samples and a median_us of {row['median_us']}; it is above 0")
+        if not row["samples_us"] and not row["skipped"] and row["wrong"] is None:
+            raise ValueError(f"{name} is a check without a number of wrong rows")
+
+
+def _check_part(name: str, part: Any, kinds: Mapping[str, tuple[type, ...]]) -> None:
+    """Raise ``ValueError`` unless ``part`` is an object that has each key, with a finite value of one of its kinds."""
+    if not isinstance(part, dict):
+        raise ValueError(f"{name} is {reprlib.repr(part)}; an object is accepted")
+    for key, accepted in kinds.items():
+        if key not in part:
+            raise ValueError(f"{name} has no {key}")
+        value = part[key]
+        finite = not isinstance(value, (int, float)) or abs(value) <= sys.float_info.max  # NaN is not
+        if type(value) not in accepted or not finite:
+            words = " or ".join(_KINDS[kind] for kind in accepted if kind is not int or float not in accepted)
+            raise ValueError(f"{name}.{key} is {reprlib.repr(value)}; {words} is accepted")
+
+
+def _shared(everyone: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """Variables of all ranks: the value that they have alike, or else a list of each rank's, null where it is unset."""
+    each = {name: [theirs.get(name) for theirs in everyone] for name in sorted(set().union(*everyone))}
+    return {name: values[0] if len(set(values)) == 1 else values for name, values in each.items()}
 
 
 def _compact(text: str) -> str:

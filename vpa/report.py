@@ -71,7 +71,10 @@ def pivot_tables(rows: Sequence[Row]) -> dict[str, Table]:
         for line in _grouped(group, "rows"):
             medians = {row["arm"]: row["median_us"] for row in line}
             times = [_us(medians[arm]) if arm in medians else "" for arm in arms]
-            ratios = [f"{medians['fused'] / medians[arm]:.2f}" if arm in medians else "" for arm in references]
+            ratios = [
+                f"{medians['fused'] / medians[arm]:.2f}" if {"fused", arm} <= medians.keys() else ""
+                for arm in references
+            ]
             wrong = sum(row["wrong"] or 0 for row in line)
             table.append([str(line[0]["rows"]), *times, *ratios, str(wrong)])
         words = [f"{first['dtype']} [rows, {first['columns']}]", f"tp {first['tp']}", first["input"], first["mode"]]
@@ -116,42 +119,51 @@ def describe(content: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {env['packages'][name]}" for name in wanted if name in env["packages"])
     git = env["git"] or {"revision": "unknown", "dirty": False}
     revision = git["revision"][:12] + (", changed" if git["dirty"] else "")
+    variables = "".join(f"{name}={value}; " for name, value in env.get("variables", {}).items())
     return (
         f"`{content['command']}` on {ranks} rank{'s' if ranks > 1 else ''} ({device}; {env['transport']}: "
         f"{env['reason']}); "
-        f"{versions}; revision {revision}."
+        f"{variables}{versions}; revision {revision}."
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables of records as Markdown; exit code 2 for a file that is no record."""
+    """Print the tables of records as Markdown; exit code 2 for a file that is no record or lacks what is asked for."""
     parser = argparse.ArgumentParser(prog="python -m vpa.report", description=__doc__)
     parser.add_argument("records", nargs="+", metavar="RECORD.json")
     parser.add_argument("--arms", metavar="ARM,...", help="only these arms (default: all)")
     parser.add_argument("--mode", choices=("captured", "eager", "host"), help="only times of this mode (default: all)")
     parser.add_argument("--cache", choices=("hot", "cold"), help="only times with this cache (default: both)")
     options = parser.parse_args(arguments)
-    arms = options.arms.split(",") if options.arms else None
+    arms = None if options.arms is None else options.arms.split(",")
     for path in options.records:
         try:
             content = record.read(path)
         except ValueError as error:
             print(f"vpa.report: {error}", file=sys.stderr)
             return 2
-        print(describe(content))
         wanted = {key: value for key, value in (("mode", options.mode), ("cache", options.cache)) if value}
-        rows = [row for row in _timed(content["rows"]) if all(row[key] == value for key, value in wanted.items())]
+        times = _timed(content["rows"])
+        rows = [row for row in times if all(row[key] == value for key, value in wanted.items())]
+        if wanted and not rows:
+            there = (f"{row['mode']} {row['cache']}" for row in times)
+            return _lacking(path, f"{' '.join(wanted.values())} times", there)
         unknown = sorted(set(arms or ()) - {row["arm"] for row in rows})
         if unknown:
-            there = ", ".join(dict.fromkeys(row["arm"] for row in rows))
-            print(f"vpa.report: {path} has no arm {', '.join(unknown)}; it has {there}", file=sys.stderr)
-            return 2
+            return _lacking(path, f"arm {', '.join(map(repr, unknown))}", (row["arm"] for row in rows))
+        print(describe(content))
         for title, table in pivot_tables([row for row in rows if arms is None or row["arm"] in arms]).items():
             print(f"\n{title}:\n\n{markdown(table)}")
         checks = check_table(content["rows"])
         if len(checks) > 1 and arms is None:
             print(f"\n{markdown(checks)}")
     return 0
+
+
+def _lacking(path: str, what: str, there: Iterable[str]) -> int:
+    """Say what a record has not, and what it has instead. Returns the exit code."""
+    print(f"vpa.report: {path} has no {what}; it has {', '.join(dict.fromkeys(there)) or 'none'}", file=sys.stderr)
+    return 2
 
 
 def _timed(rows: Iterable[Row]) -> list[Row]:

@@ -17,7 +17,7 @@ from vpa.bench import settings as bench_settings
 from vpa.bench.inputs import HeadInput, open_head
 from vpa.bench.job import Job, shards_of
 from vpa.bench.settings import Settings, UsageError
-from vpa.comm.mpi import abort
+from vpa.comm.mpi import abort, start_mpi
 
 RIGHT, WRONG, USAGE = 0, 1, 2
 
@@ -31,16 +31,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     In a job of several ranks, an exception or a ``sys.exit`` on one of them ends them all.
     """
+    return _all_ranks_or_none(lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    given: dict[str, Any] = {}
     try:
         options = _parser().parse_args(arguments)
         given = _given(options)
-    except UsageError as error:  # of the command line alone: every rank finds it, before MPI starts
-        return _usage(error)
+    except _HelpShown:
+        return RIGHT
+    except UsageError as error:
+        return _run("", given, None, error)
     if options.experiment == "list":
         return _list()
     if options.experiment == "env":
         return _env()
-    return _all_ranks_or_none(lambda: _run(options.experiment, given, options.json))
+    return _run(options.experiment, given, options.json)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +65,7 @@ class _Plan:
         """Read and check the files; ``UsageError`` for one that is missing here, or does not fit."""
         name, contents = bench_settings.load(experiment)
         settings = bench_settings.settle(name, contents, given, gpu=False)
-        if json:
+        if json is not None:
             try:
                 record.check_new(json)
             except ValueError as error:
@@ -85,19 +92,26 @@ class _Plan:
         return settings
 
 
-def _run(experiment: str, given: dict[str, Any], json: str | None) -> int:
-    plan, error = None, None
+def _run(experiment: str, given: dict[str, Any], json: str | None, error: UsageError | None = None) -> int:
+    plan, contents = None, None
     try:
-        plan = _Plan.of(experiment, given, json)
+        if error is None:
+            plan = _Plan.of(experiment, given, json)
+            contents = plan.contents
     except UsageError as failure:
         error = failure
     if _launched_rank() is None:
         return _usage(error) if error else _with_communicator(plan)
-    with vpa.comm.from_mpi("mpi") as everyone:  # a file may be missing on one rank only: all are told
+    # A command line may be wrong, a file missing, on one rank only: all are told, and none waits for the others.
+    with vpa.comm.from_mpi("mpi") as everyone:
         told = [(rank, text) for rank, text in enumerate(everyone.exchange(error and str(error))) if text]
-    if told:
-        rank, text = told[0]
-        return _usage(UsageError(text if rank == 0 else f"rank {rank}: {text}"))
+        if told:
+            rank, text = told[0]
+            return _usage(UsageError(text if rank == 0 else f"rank {rank}: {text}"))
+        try:
+            vpa.comm.agree(everyone, {"experiment": experiment, "settings in its file": contents, **given})
+        except ValueError as difference:
+            return _usage(UsageError(str(difference)))
     return _with_communicator(plan)
 
 
@@ -190,14 +204,12 @@ def _all_ranks_or_none(body: Callable[[], int]) -> int:
         if _launched_rank() is None:
             raise
         # Also where this rank failed before MPI started: the others are on their way to it, and would wait.
-        from mpi4py import MPI
-
+        MPI = start_mpi()
         if MPI.Is_finalized() or MPI.COMM_WORLD.Get_size() == 1:
             raise
         traceback.print_exc()
         code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
         abort(f"rank {MPI.COMM_WORLD.Get_rank()} failed, so the job ends", code % 256 or 1)
-        raise
 
 
 def _list() -> int:
@@ -249,6 +261,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _HelpShown(Exception):
+    """--help was asked for and is answered."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Reports mistakes as ``UsageError``, so that one rank speaks for all."""
 
@@ -258,6 +274,7 @@ class _Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         if _launched_rank() in (None, 0):
             super().print_help(file)
+        raise _HelpShown
 
 
 def _usage(error: UsageError) -> int:
@@ -287,8 +304,8 @@ def _no_gpu() -> str:
 
 def _mpi_version() -> str:
     try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
+        MPI = start_mpi()
+    except RuntimeError as error:
         return f"none ({error})"
     return " ".join(MPI.Get_library_version().splitlines()[0].split())
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from vpa import arrays, backends
-from vpa.vocab import VocabShard
+from vpa.vocab import VocabShard, positive
 
 #: Candidates of one rank's row.
 SPLITS = 8
@@ -29,13 +27,15 @@ def local_argmax_candidates(
         vocabularies of at most 2^24 ids. See ``vpa.order`` for both forms.
     splits: how many candidates a row gives; their number changes no token.
     out: a C-contiguous array for the result, of the library of ``logits``; fresh memory by default.
-    backend: ``"numpy"``, ``"raw"``, ``"numba"``; None follows the array. A GPU backend uses CuPy's current stream.
+    backend: ``"numpy"``, ``"raw"``, ``"numba"``, ``"simt"``; None follows the array. A GPU backend uses CuPy's current
+        stream.
 
     Returns ``out``, or a new array of the library of ``logits``. Raises ``TypeError`` and ``ValueError`` for arguments
     that do not fit, saying what was got and what is accepted.
     """
     taken = arrays.given(logits, "logits")
-    module = check(taken.array, shard, layout, splits, backend)
+    module = check(taken.array, shard, layout, backend)
+    splits = positive("splits", splits)
     shape = candidates_shape(len(taken.array), layout, splits)
     dtype = arrays.LAYOUTS[layout][1]
     target = arrays.target(out, shape, dtype, taken)
@@ -43,14 +43,12 @@ def local_argmax_candidates(
     return arrays.returned(target, out)
 
 
-def check(logits: Any, shard: VocabShard, layout: str, splits: int, backend: str | None) -> Any:
+def check(logits: Any, shard: VocabShard, layout: str, backend: str | None) -> Any:
     """Raise unless a scan can be run with these arguments; return the backend's module."""
     if not isinstance(shard, VocabShard):
         raise TypeError(f"shard is a {type(shard).__name__}; a vpa.VocabShard is accepted")
     arrays.check_layout(layout, shard.vocab_size)
     arrays.check_logits(logits, shard.width)
-    if not isinstance(splits, (int, np.integer)) or splits < 1:
-        raise ValueError(f"splits is {splits!r}; an integer from 1 on is accepted")
     return backends.select(backend, logits)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from vpa import arrays, backends
 from vpa.comm import agree, check_communicator
 from vpa.scan import SPLITS, candidates_shape, check
-from vpa.vocab import VocabShard, integer
+from vpa.vocab import VocabShard, positive
 
 
 def get_top_tokens(
@@ -32,7 +32,7 @@ def get_top_tokens(
     taken, module, error = None, None, None
     try:
         taken = arrays.given(logits, "logits")
-        module = check(taken.array, shard, layout, SPLITS, backend)
+        module = check(taken.array, shard, layout, backend)
         _check_comm(shard, comm, taken.array)
     except Exception as failure:  # told to the other ranks, then raised
         error = failure
@@ -73,9 +73,7 @@ class TopTokens:
             if not isinstance(shard, VocabShard):
                 raise TypeError(f"shard is a {type(shard).__name__}; a vpa.VocabShard is accepted")
             self.dtype = arrays.check_logits_dtype(dtype)
-            self.max_rows = integer("max_rows", max_rows)
-            if self.max_rows < 1:
-                raise ValueError(f"max_rows is {max_rows}; it is at least 1")
+            self.max_rows = positive("max_rows", max_rows)
             arrays.check_layout(layout, shard.vocab_size)
             backends.check_backend(backend)
             _check_comm(shard, comm)
@@ -140,7 +138,7 @@ class TopTokens:
         return captured
 
     def _check(self, logits: Any) -> ModuleType:
-        module = check(logits, self.shard, self.layout, SPLITS, self.backend)
+        module = check(logits, self.shard, self.layout, self.backend)
         if logits.dtype != self.dtype or len(logits) > self.max_rows:
             raise ValueError(
                 f"got {len(logits)} rows of {logits.dtype}; "

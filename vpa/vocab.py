@@ -78,7 +78,7 @@ class VocabShard:
     @classmethod
     def even(cls, vocab_size: int, tp_size: int) -> tuple[VocabShard, ...]:
         """All ranks' shards of a vocabulary cut by ceiling division, without padding: the last are shorter or empty."""
-        vocab_size, tp_size = integer("vocab_size", vocab_size), _positive("tp_size", tp_size)
+        vocab_size, tp_size = integer("vocab_size", vocab_size), positive("tp_size", tp_size)
         share = -(-vocab_size // tp_size)
         bounds = [min(rank * share, vocab_size) for rank in range(tp_size + 1)]
         return tuple(
@@ -98,7 +98,7 @@ def shard_vocab(
     ``VocabShard.even``.
     """
     org, added = integer("org_vocab_size", org_vocab_size), integer("added_vocab_size", added_vocab_size)
-    tp_size, pad_to = _positive("tp_size", tp_size), _positive("pad_to", pad_to)
+    tp_size, pad_to = positive("tp_size", tp_size), positive("pad_to", pad_to)
     if org < 1 or added < 0:
         raise ValueError(f"org_vocab_size is {org}, added_vocab_size {added}; at least 1 and at least 0 are accepted")
     org_padded = _round_up(org, pad_to)
@@ -157,14 +157,17 @@ def _sequence(name: str, value: object) -> list:
 
 
 def integer(name: str, value: object) -> int:
-    """An argument as an int; ``TypeError`` naming it if it is none."""
+    """An argument as an int; ``TypeError`` naming it if it is none, or a bool."""
     try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"{name} is {value!r}; an integer is accepted") from None
 
 
-def _positive(name: str, value: object) -> int:
+def positive(name: str, value: object) -> int:
+    """An argument as an int from 1 on; ``TypeError`` or ``ValueError`` naming it if it is none."""
     number = integer(name, value)
     if number < 1:
         raise ValueError(f"{name} is {number}; it is at least 1")

@@ -7,6 +7,7 @@ import pytest
 from oracle import DTYPES, full_argmax
 
 from vpa import VocabShard, shard_vocab
+from vpa.bench import families
 from vpa.bench.families import FAMILIES, make_shard
 
 VOCAB = 32001
@@ -26,6 +27,13 @@ def test_the_number_of_ranks_changes_no_value(family, tp):
             joined[:, ids[ids >= 0]] = part[:, ids >= 0]
             assert np.isnan(part[:, ids < 0]).all()
         assert np.array_equal(joined.view(np.uint32), whole(family).view(np.uint32))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_how_many_are_made_at_once_changes_no_value(family, monkeypatch):
+    expected = whole(family)
+    monkeypatch.setattr(families, "_BLOCK", 1000)
+    assert np.array_equal(whole(family).view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

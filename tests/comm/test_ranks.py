@@ -166,6 +166,16 @@ def without_gpus() -> dict[str, str]:
         ),
         ("gather(8)", "gather(4)", "rank 0 all_gather of 64 bytes, rank 1 all_gather of 32 bytes"),
         ("gather(8)", "comm.exchange('x' * 5000)", "rank 0 all_gather of 64 bytes, rank 1 exchange"),
+        (
+            "comm.exchange('mine')",
+            "vpa.get_top_tokens(logits(3), shard, comm)",
+            "ranks make different calls: rank 0 exchange, rank 1 check of arguments",
+        ),
+        (
+            "comm.exchange(1, 'sizes')",
+            "comm.exchange(2, 'names')",
+            "ranks make different calls: rank 0 sizes, rank 1 names",
+        ),
         ("gather(8)", "comm.barrier()", "rank 0 all_gather of 64 bytes, rank 1 barrier"),
         ("gather(900)", "gather(901)", "rank 0 all_gather of 7200 bytes, rank 1 all_gather of 7208 bytes"),
     ],
@@ -211,7 +221,7 @@ def test_a_failure_between_scan_and_gather_poisons_no_later_call(ranks):
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert "rank 0 all_gather of 192 bytes, rank 1 exchange" in lines[0]
+    assert "rank 0 all_gather of 192 bytes, rank 1 check of arguments" in lines[0]
     assert "MemoryError: no memory for it" in lines[1] and "rank 0 all_gather of 192 bytes" in lines[1]
     assert lines[2:] == ["0 [0, 0, 0]", "1 [0, 0, 0]"]
 
@@ -313,6 +323,73 @@ def test_exchange_carries_values_of_any_length(ranks):
         timeout=30,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_value_that_cannot_be_sent_is_an_error_on_every_rank(ranks):
+    done = ranks(
+        2,
+        program("""
+        report(raised(lambda: comm.exchange((lambda: 0) if comm.rank else 0)))
+        report(comm.exchange(comm.rank))
+        comm.close()
+        """),
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "ValueError: rank 1 cannot send its value: " in lines[0] and "pickle" in lines[1], done.stdout
+    assert lines[2:] == ["0 [0, 1]", "1 [0, 1]"]
+
+
+def test_an_interrupted_call_leaves_the_communicator_lost_and_its_memory_alone(ranks):
+    """The other ranks come after the interrupt, so MPI writes the buffers of the call that was given up."""
+    done = ranks(
+        2,
+        program("""
+        import gc, signal
+        def interrupt(*_):
+            raise KeyboardInterrupt
+        signal.signal(signal.SIGALRM, interrupt)
+        send, recv = np.full(1 << 16, comm.rank, np.uint64), np.empty(2 << 16, np.uint64)
+        other = vpa.comm.from_mpi("mpi", timeout=20)
+        if comm.rank == 0:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            try:
+                other.all_gather(send, recv)
+            except KeyboardInterrupt:
+                pass
+            print(raised(other.barrier), flush=True)
+            del send, recv, other
+            gc.collect()
+            blocks = [np.zeros(1024, np.uint8) for _ in range(10000)]  # would take the memory, had it been freed
+            comm.barrier()
+            time.sleep(1)
+            print("zeros", all(not block.any() for block in blocks), flush=True)
+        else:
+            comm.barrier()
+            other.all_gather(send, recv)
+        """),
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "this communicator is lost: all_gather of 524288 bytes was ended by KeyboardInterrupt" in done.stdout
+    assert "zeros True" in done.stdout
+    assert "rank 0 ends the job, after all_gather of 524288 bytes that was ended by KeyboardInterrupt" in done.stderr
+
+
+def test_a_rank_that_leaves_before_mpi_starts(ranks):
+    """Starting MPI waits for all ranks, inside a call that holds the interpreter."""
+    body = """
+import os, sys, vpa
+if "2" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
+    sys.exit(3)
+vpa.comm.from_mpi("mpi", timeout=3)
+"""
+    start = time.monotonic()
+    done = ranks(3, ["-c", body], timeout=40)
+    assert done.returncode != 0 and time.monotonic() - start < 30
+    if "Timeout" in done.stderr:  # else the launcher ended the job first
+        assert "_import_mpi_and_wait_for_every_rank_to_do_so" in done.stderr
 
 
 def test_gathers_that_do_not_fit_are_refused(ranks):

@@ -29,7 +29,7 @@ def local_argmax_candidates(logits: Any, shard: VocabShard, layout: str, splits:
     )
     pairs = out.view(np.uint32).reshape(-1, 2)
     args = (words, offset, row_stride, column_stride, chunk, ranges, pairs, pairs.view(np.float32))
-    _configured(kernel, launch.grid, launch.block, cupy.cuda.get_current_stream().ptr)(*args)
+    _ready(kernel, launch.grid, launch.block)(*args)
 
 
 def pick_from_candidates(gathered: Any, num_rows: int, out: Any) -> None:
@@ -39,16 +39,20 @@ def pick_from_candidates(gathered: Any, num_rows: int, out: Any) -> None:
     launch = launches.pick(gathered, num_rows, out)
     pairs = gathered.view(np.uint32).reshape(-1, 2)
     kernel = numba_argmax.pick_from_candidates(bool(launch.defines["pairs"]), launch.defines["width"])
-    ready = _configured(kernel, num_rows, 32, cupy.cuda.get_current_stream().ptr)
-    ready(pairs, pairs.view(np.float32), *launch.args[1:])
+    _ready(kernel, num_rows, 32)(pairs, pairs.view(np.float32), *launch.args[1:])
 
 
-@functools.lru_cache(maxsize=1024)
-def _configured(kernel: Any, grid: int, block: int, stream: int) -> Any:
-    """A kernel ready to be called with its arguments, on a stream of CuPy's."""
+def _ready(kernel: Any, grid: int, block: int) -> Any:
+    """A kernel ready to be called with its arguments, on CuPy's current device and stream."""
     device = cupy.cuda.runtime.getDevice()
     if cuda.get_current_device().id != device:  # Numba keeps a current GPU of its own
         cuda.select_device(device)
+    return _configured(device, kernel, grid, block, cupy.cuda.get_current_stream().ptr)
+
+
+@functools.lru_cache(maxsize=1024)
+def _configured(device: int, kernel: Any, grid: int, block: int, stream: int) -> Any:
+    """What ``_ready`` gives. The default streams of all devices have one number, so the device is in the key too."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumbaPerformanceWarning)  # "grid size 8": one row is a normal call here
         return kernel[grid, block, cuda.external_stream(stream)]

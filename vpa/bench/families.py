@@ -6,7 +6,7 @@ again from a record. Only integers and exact conversions are used: no value depe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -15,13 +15,13 @@ from vpa.vocab import VocabShard
 #: Padding columns hold this, so that a scan that reads one gives a wrong token.
 PADDING = np.float32(np.nan)
 
-_BLOCK = 1 << 18  # logits made at once: temporaries of 64 bits each stay in cache
+_BLOCK = 1 << 18  # logits made at once: temporaries of 64 bits each stay in cache, and are few for a huge vocabulary
 
 
 def make_shard(family: str, seed: int, rows: int, shard: VocabShard, dtype: np.dtype) -> np.ndarray:
     """The logits [rows, shard.width] of one rank, as a NumPy array of ``dtype`` (bf16, fp16 or fp32)."""
     logits = np.full((rows, shard.width), PADDING, dtype)
-    for start, count, first_id in shard.ranges:
+    for start, count, first_id in _blocks(shard):
         ids = np.arange(first_id, first_id + count)
         step = max(_BLOCK // count, 1)
         for row in range(0, rows, step):
@@ -29,6 +29,13 @@ def make_shard(family: str, seed: int, rows: int, shard: VocabShard, dtype: np.d
             values = FAMILIES[family](seed, numbers, ids, shard.vocab_size)
             logits[row : row + step, start : start + count] = values.astype(dtype)
     return logits
+
+
+def _blocks(shard: VocabShard) -> Iterator[tuple[int, int, int]]:
+    """The shard's ranges, cut where they are longer than ``_BLOCK``."""
+    for start, count, first_id in shard.ranges:
+        for done in range(0, count, _BLOCK):
+            yield start + done, min(_BLOCK, count - done), first_id + done
 
 
 def random(seed: int, rows: np.ndarray, ids: np.ndarray, vocab_size: int) -> np.ndarray:

@@ -77,7 +77,7 @@ def steps_of(
         for arm in candidates
         if arm is not None
     }
-    steps["fused, again"] = steps["fused"]  # the same arm against itself: what a difference must exceed
+    steps["fused (again)"] = steps["fused"]  # the same arm against itself: what a difference must exceed
     steps["floor: plain read"] = Step([floors.plain_read(logits) for logits in ring], library, gives_tokens=False)
     if library == "cupy":
         steps["floor: empty kernel"] = Step([floors.empty_kernel()] * len(ring), library, gives_tokens=False)

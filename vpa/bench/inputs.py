@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +42,12 @@ def open_head(lm_head: str | None, hidden_path: str | None) -> HeadInput | None:
     if hidden_path is None:
         return HeadInput(head, None)
     try:
-        hidden = np.load(hidden_path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"--hidden: cannot read {hidden_path}: {error}") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a damaged header is parsed as Python, which warns: the error says enough
+            hidden = np.load(hidden_path, allow_pickle=False)
+    except Exception as error:  # by where the file is damaged, a dozen kinds, as tokenize's and struct's own
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"--hidden: cannot read {hidden_path} as .npy: {reason}") from error
     if not isinstance(hidden, np.ndarray):
         raise UsageError(f"--hidden: {hidden_path} holds several arrays; a .npy file with one is accepted")
     if hidden.dtype.kind != "f" or hidden.ndim != 2 or hidden.shape[1] != head.hidden_size:
@@ -52,7 +55,11 @@ def open_head(lm_head: str | None, hidden_path: str | None) -> HeadInput | None:
             f"--hidden: {hidden_path} is {hidden.dtype}{list(hidden.shape)}; floats [rows, {head.hidden_size}] fit "
             f"{head.tensor}"
         )
-    return HeadInput(head, hidden.astype(np.float32))
+    with np.errstate(all="ignore"):
+        single = hidden.astype(np.float32)
+    if (np.isinf(single) & np.isfinite(hidden)).any():
+        raise UsageError(f"--hidden: {hidden_path} holds numbers beyond fp32's range, 3.4e38; scale them")
+    return HeadInput(head, single)
 
 
 def family_logits(family: str, seed: int, rows: int, dtype: str, job: Job) -> dict[int, Any]:
@@ -61,6 +68,7 @@ def family_logits(family: str, seed: int, rows: int, dtype: str, job: Job) -> di
     return {rank: job.place(logits) for rank, logits in made.items()}
 
 
+@np.errstate(over="ignore", invalid="ignore")  # infinities and NaNs are logits like others
 def head_logits(source: HeadInput, seed: int, rows: int, job: Job) -> dict[int, Any]:
     """The product of hidden states and each played rank's part of the head, fp32 [rows, width]."""
     hidden = source.hidden[:rows] if source.hidden is not None else _drawn(source.head, seed, rows, job)

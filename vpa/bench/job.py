@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -25,8 +26,9 @@ class Job:
     backend: str
 
     def __post_init__(self) -> None:
-        ids = np.concatenate([shard.ids() for shard in self.shards])
-        if not np.array_equal(np.sort(ids[ids >= 0]), np.arange(self.shards[0].vocab_size)):
+        spans = sorted((first_id, count) for shard in self.shards for _, count, first_id in shard.ranges)
+        ends = itertools.accumulate((count for _, count in spans), initial=0)
+        if [*(first_id for first_id, _ in spans), self.shards[0].vocab_size] != list(ends):
             raise ValueError("the shards do not hold each id of the vocabulary once: the oracle would miss some")
 
     @property

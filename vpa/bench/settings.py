@@ -12,8 +12,7 @@ from typing import Any
 from vpa.arrays import LAYOUTS, check_layout
 from vpa.backends import BACKENDS
 from vpa.bench.families import FAMILIES
-from vpa.order import LOGITS_DTYPES
-from vpa.vocab import VocabShard
+from vpa.order import LOGITS_DTYPES, MAX_VOCAB_SIZE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,6 +28,10 @@ KINDS = ("headline", "numpy_backend")
 
 #: How ranks communicate; ``emulated``: one process plays them.
 COMMS = ("auto", "nccl", "mpi", "emulated")
+
+#: Logits of one input, padding and all: 4 GiB in fp32, of which a process that emulates all ranks holds a few copies.
+#: A fixed number, not the memory that is free: every rank has to decide alike.
+MAX_LOGITS = 2**30
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,9 @@ def load(name: str) -> tuple[str, dict[str, Any]]:
     if name.endswith(".toml"):
         try:
             with open(name, "rb") as file:
-                return name.rpartition("/")[2].removesuffix(".toml"), tomllib.load(file)
+                contents = tomllib.load(file)
+            repr(contents)  # a hexadecimal integer may have more digits than Python prints: found before a message does
+            return name.rpartition("/")[2].removesuffix(".toml"), contents
         except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"experiment file {name}: {error}") from error
     known = experiments()
@@ -98,8 +103,7 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
     if not gpu:
         merged.update(without_gpu)
     merged.update({key: value for key, value in given.items() if value is not None})
-    merged["experiment"] = name
-    fields = {field.name: field for field in dataclasses.fields(Settings)}
+    fields = {field.name: field for field in dataclasses.fields(Settings) if field.name != "experiment"}
     for key, value in merged.items():
         if key not in fields:
             raise UsageError(f"{name}: no setting {key!r}; there are {', '.join(fields)}")
@@ -107,13 +111,19 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
     missing = [key for key, field in fields.items() if key not in merged and field.default is dataclasses.MISSING]
     if missing:
         raise UsageError(f"{name}: {', '.join(missing)} missing")
-    settings = Settings(**merged)
+    settings = Settings(name, **merged)
     try:
         check_layout(settings.layout, settings.vocab)
-        VocabShard.even(settings.vocab, settings.tp)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if settings.hidden and not settings.lm_head:
+    # A rank pads by less than 64 columns, and its candidates take less memory than so many logits.
+    rows, columns = max(settings.rows), settings.vocab + 64 * settings.tp
+    if rows * columns > MAX_LOGITS:
+        raise UsageError(
+            f"{rows} rows of vocabulary {settings.vocab}, padded for {settings.tp} ranks, are up to {rows * columns} "
+            f"logits; at most {MAX_LOGITS} are accepted: give fewer rows or a smaller vocabulary"
+        )
+    if settings.hidden is not None and settings.lm_head is None:
         raise UsageError("--hidden goes with --lm-head: hidden states are multiplied by a head")
     return dataclasses.replace(settings, dtypes=tuple(DTYPE_NAMES[dtype] for dtype in settings.dtypes))
 
@@ -126,9 +136,13 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "comm": COMMS,
 }
 
+#: Settings that are counts, and the most of each. tp: ranks that one process plays one after another. calls: nodes of
+#: one CUDA graph, each with memory of its own. rounds: samples that a record holds.
+_COUNTS = {"vocab": MAX_VOCAB_SIZE, "tp": 1024, "calls": 10_000, "rounds": 10_000}
+
 #: Settings that are lists, and the test and description of an entry.
 _LISTS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "rows": (lambda entry: _is_integer(entry) and entry >= 0, "integers from 0 on"),
+    "rows": (lambda entry: _is_integer(entry) and 0 <= entry <= MAX_LOGITS, f"integers from 0 to {MAX_LOGITS}"),
     "dtypes": (lambda entry: entry in DTYPE_NAMES, ", ".join(DTYPE_NAMES)),
     "families": (lambda entry: entry in FAMILIES, ", ".join(FAMILIES)),
 }
@@ -147,17 +161,17 @@ def _checked(key: str, value: Any) -> Any:
     if key in _CHOICES:
         if value not in _CHOICES[key]:
             raise UsageError(f"{key} is {value!r}; {', '.join(filter(None, _CHOICES[key]))} are accepted")
-    elif key in ("vocab", "tp", "calls", "rounds"):
-        if not _is_integer(value) or value < 1:
-            raise UsageError(f"{key} is {value!r}; an integer from 1 on is accepted")
+    elif key in _COUNTS:
+        if not _is_integer(value) or not 1 <= value <= _COUNTS[key]:
+            raise UsageError(f"{key} is {value!r}; an integer from 1 to {_COUNTS[key]} is accepted")
     elif key == "seed":
         if not _is_integer(value):
             raise UsageError(f"seed is {value!r}; an integer is accepted")
     elif key == "check_only":
         if not isinstance(value, bool):
             raise UsageError(f"check_only is {value!r}; true or false is accepted")
-    elif not isinstance(value, str):
-        raise UsageError(f"{key} is {value!r}; a text is accepted")
+    elif not isinstance(value, str) or not value:
+        raise UsageError(f"{key} is {value!r}; a text of at least one character is accepted")
     return value
 
 

@@ -2,9 +2,9 @@
 
 ``rank``, ``size``, ``device``; ``transport`` and ``reason``, which one it is and why; ``carries``, whose arrays it
 gathers; ``capturable``, whether its collectives may be captured into a CUDA graph; ``all_gather(send, recv)``;
-``exchange(value)``, every rank's small Python value, over the host; ``barrier()``; ``close()``. All are context
-managers. A communicator of your own needs ``rank``, ``size``, ``all_gather`` and ``close``; without ``exchange``
-nothing checks that ranks call alike.
+``exchange(value, name)``, every rank's small Python value, over the host, where ranks that give different names are
+told so; ``barrier()``; ``close()``. All are context managers. A communicator of your own needs ``rank``, ``size``,
+``all_gather`` and ``close``; without ``exchange`` nothing checks that ranks call alike.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def from_mpi(transport: str = "auto", *, mpi_comm: Any = None, timeout: float = 
     transport: ``"nccl"``, ``"mpi"`` (host memory), or ``"auto"``: NCCL where every rank has a GPU of its own (or NCCL
         is at least 2.30.3 and NCCL_MULTI_RANK_GPU_ENABLE=1 is set), else host memory. Which one and why is logged in
         one line by rank 0, and is in ``transport`` and ``reason``.
-    timeout: seconds after which a collective that does not end is an error.
+    timeout: seconds after which a collective that does not end is an error, and for which the start of MPI, if this is
+        its first use, waits for ranks that never come.
 
     Binds each rank to a GPU by its rank on the host: it becomes CuPy's current device. In a part of the job
     (``mpi_comm``) that rank is what the launcher says. Raises ``ValueError`` on every rank where the transport cannot
@@ -38,11 +39,11 @@ def from_mpi(transport: str = "auto", *, mpi_comm: Any = None, timeout: float = 
     """
     from vpa.comm import device, mpi
 
-    library = _mpi()
-    if mpi_comm is not None and (not isinstance(mpi_comm, library.Intracomm) or mpi_comm == library.COMM_NULL):
-        raise TypeError(f"mpi_comm is {mpi_comm!r}; an mpi4py.MPI.Intracomm that is not COMM_NULL is accepted")
     if not isinstance(timeout, (int, float)) or not 0 < timeout <= 1e6:
         raise ValueError(f"timeout is {timeout!r}; seconds, more than 0 and at most 1e6, are accepted")
+    library = mpi.start_mpi(timeout)
+    if mpi_comm is not None and (not isinstance(mpi_comm, library.Intracomm) or mpi_comm == library.COMM_NULL):
+        raise TypeError(f"mpi_comm is {mpi_comm!r}; an mpi4py.MPI.Intracomm that is not COMM_NULL is accepted")
     world = library.COMM_WORLD if mpi_comm is None else mpi_comm
     waited = f"rank {world.Get_rank()} waited {timeout:.0f} s for the others to set up a communicator"
     with mpi.time_limit(timeout, f"{waited}: one failed, or did not call"):
@@ -98,7 +99,7 @@ def agree(comm: Any, facts: Mapping[str, Any], error: Exception | None = None) -
             raise error
         return
     told = None if error is None else (type(error).__name__, f"{type(error).__name__}: {error}")
-    answers = comm.exchange((told, dict(facts)))
+    answers = comm.exchange((told, dict(facts)), "check of arguments")
     if error is not None:
         raise error
     for rank, (failure, _) in enumerate(answers):
@@ -113,13 +114,3 @@ def agree(comm: Any, facts: Mapping[str, Any], error: Exception | None = None) -
 
 
 _KINDS = {"TypeError": TypeError, "ValueError": ValueError}
-
-
-def _mpi() -> Any:
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise RuntimeError(
-            f"mpi4py cannot load an MPI library ({error}); load the site's MPI, or pip install 'vpa[mpich]'"
-        ) from error
-    return MPI

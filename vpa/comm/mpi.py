@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
+import os
 import pickle
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,10 @@ from vpa.comm.gather import check_gather
 #: Every call begins with an all-gather of this many bytes: what the call is, how long its data, and the first of them.
 _SLOT = 1024
 _HEAD = 72  # of those: 64 for the words, 8 for the length
+
+
+#: Requests and buffers of calls that were left unfinished: MPI may write them as long as this process lives.
+_ABANDONED: list[Any] = []
 
 
 class CommTimeout(RuntimeError):
@@ -39,7 +46,6 @@ class Mpi:
     def __init__(self, mpi_comm: Any, *, device: int | None, reason: str, timeout: float) -> None:
         self._mpi = mpi_comm
         self._staging: dict[str, Any] = {}
-        self._abandoned: list[Any] = []
         self._closed = ""
         self.device = device
         self.reason = reason
@@ -65,9 +71,24 @@ class Mpi:
             recv.set(host_recv)
             _synchronize()  # the staging memory is used again by the next call
 
-    def exchange(self, value: Any) -> list[Any]:
-        """The values of all ranks, in rank order; any value that pickle takes."""
-        return [pickle.loads(data) for data in self._call("exchange", pickle.dumps(value), alike=False)]
+    def exchange(self, value: Any, name: str = "exchange") -> list[Any]:
+        """The values of all ranks, in rank order; any value that pickle takes.
+
+        name: what messages call this, at most 64 bytes; ranks that exchange under different names are told so. A value
+        that pickle does not take is an error on every rank.
+        """
+        error = None
+        try:
+            data = pickle.dumps(value)
+        except Exception as failure:  # told to the others, who wait for the value
+            error, data = failure, pickle.dumps(_Unsent(f"{type(failure).__name__}: {failure}"))
+        values = [pickle.loads(theirs) for theirs in self._call(name, data, alike=False)]
+        if error is not None:
+            raise error
+        for rank, theirs in enumerate(values):
+            if isinstance(theirs, _Unsent):
+                raise ValueError(f"rank {rank} cannot send its value: {theirs.why}")
+        return values
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -112,11 +133,11 @@ class Mpi:
         length = len(data)
         what = f"{name} of {length} bytes" if alike and length else name
         slot = np.zeros(_SLOT, np.uint8)
-        _put(slot, what.encode())
+        _put(slot, what.encode()[:64])
         slot[64:_HEAD].view(np.int64)[0] = length
         _put(slot[_HEAD:], bytes(data[: _SLOT - _HEAD]))
         slots = np.empty((self.size, _SLOT), np.uint8)
-        self._wait(self._mpi.Iallgather(slot, slots), what, slot, slots)
+        self._gather_bytes(slot, slots, what)
 
         calls = [bytes(line[:64]).rstrip(b"\0").decode() for line in slots]
         if len(set(calls)) > 1:
@@ -129,24 +150,31 @@ class Mpi:
             padded = np.zeros(longest, np.uint8)
             _put(padded, data)
             lines = np.empty((self.size, longest), np.uint8)
-            self._wait(self._mpi.Iallgather(padded, lines), what, padded, lines)
+            self._gather_bytes(padded, lines, what)
         return [line[:size].data for line, size in zip(lines, lengths, strict=True)]
 
-    def _wait(self, request: Any, what: str, *buffers: np.ndarray) -> None:
-        start = time.monotonic()
-        while not request.Test():
-            waited = time.monotonic() - start
-            if waited > self.timeout:
-                # The call may still complete and write its buffers. Freeing the communicator would wait for the others,
-                # and so would MPI_Finalize: end the job when this process ends.
-                self._abandoned += [request, *buffers]
-                self._closed = f"lost: {what} timed out"
-                atexit.register(abort, f"rank {self.rank} ends the job, after {what} that timed out")
-                raise CommTimeout(
-                    f"rank {self.rank} waited {waited:.0f} s for {what}: "
-                    f"another rank failed, or does not make this call"
-                )
-            time.sleep(0 if waited < 1e-3 else 5e-5)  # ranks may outnumber cores: let the others run
+    def _gather_bytes(self, send: np.ndarray, recv: np.ndarray, what: str) -> None:
+        """One all-gather of MPI's, under the time limit. However it is left early, the communicator is lost."""
+        request = None
+        try:
+            request = self._mpi.Iallgather(send, recv)
+            start = time.monotonic()
+            while not request.Test():
+                waited = time.monotonic() - start
+                if waited > self.timeout:
+                    raise CommTimeout(
+                        f"rank {self.rank} waited {waited:.0f} s for {what}: "
+                        f"another rank failed, or does not make this call"
+                    )
+                time.sleep(0 if waited < 1e-3 else 5e-5)  # ranks may outnumber cores: let the others run
+        except BaseException as error:  # the time limit, an interrupt by the user, an error of MPI's
+            # The call may still complete and write its buffers. Freeing the communicator would wait for the others,
+            # and so would MPI_Finalize: end the job when this process ends.
+            _ABANDONED.append((self._mpi, request, send, recv))
+            how = "timed out" if isinstance(error, CommTimeout) else f"was ended by {type(error).__name__}"
+            self._closed = f"lost: {what} {how}"
+            atexit.register(abort, f"rank {self.rank} ends the job, after {what} that {how}")
+            raise
 
     def _staged(self, name: str, like: Any) -> Any:
         import cupyx
@@ -157,14 +185,37 @@ class Mpi:
         return buffer[: like.nbytes].view(like.dtype).reshape(like.shape)
 
 
-def abort(message: str, code: int = 1) -> None:
-    """Say why on stderr and end every rank of the job with this exit code."""
+def start_mpi(seconds: float = 120.0) -> Any:
+    """The module ``mpi4py.MPI``. The first import of it starts MPI, which waits for every rank that was launched.
+
+    That wait holds the interpreter, so no thread of Python's could end it: where a rank never comes, ``faulthandler``
+    ends this process after ``seconds``, and says where it was. Raises ``RuntimeError`` where no MPI can be loaded.
+    """
+    if "mpi4py.MPI" not in sys.modules:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    try:
+        return _import_mpi_and_wait_for_every_rank_to_do_so()
+    except (ImportError, RuntimeError) as error:
+        raise RuntimeError(
+            f"mpi4py cannot load an MPI library ({error}); load the site's MPI, or pip install 'vpa[mpich]'"
+        ) from error
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _import_mpi_and_wait_for_every_rank_to_do_so() -> Any:  # its name is what a user reads after "Timeout"
     from mpi4py import MPI
 
+    return MPI
+
+
+def abort(message: str, code: int = 1) -> None:
+    """Say why on stderr and end every rank of the job with this exit code; does not return."""
     sys.stdout.flush()
     print(f"vpa: {message}", file=sys.stderr, flush=True)
     time.sleep(0.2)  # launchers drop what they have not forwarded yet
-    MPI.COMM_WORLD.Abort(code)
+    start_mpi().COMM_WORLD.Abort(code)
+    os._exit(code)  # some MPIs return: what Python does at its end would say it all again, and wait for other ranks
 
 
 @contextlib.contextmanager
@@ -177,6 +228,13 @@ def time_limit(seconds: float, message: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@dataclass(frozen=True)
+class _Unsent:
+    """Stands for a value of ``exchange`` that its rank could not send."""
+
+    why: str
 
 
 def _put(target: np.ndarray, data: bytes | memoryview) -> None:

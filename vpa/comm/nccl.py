@@ -60,9 +60,9 @@ class Nccl:
         """Let ``close`` call ``captured.close()`` first: its graph has to go before the communicator."""
         self._graphs.add(captured)
 
-    def exchange(self, value: Any) -> list[Any]:
+    def exchange(self, value: Any, name: str = "exchange") -> list[Any]:
         """The values of all ranks, in rank order; any value that pickle takes. Goes over MPI."""
-        return self._host.exchange(value)
+        return self._host.exchange(value, name)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -14,6 +18,8 @@ from vpa.backends.simt import (
     SimtError,
     UninitializedError,
 )
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/without-a-gpu.md"
 
 TEXT = r"""
 #line 10 "helpers.cuh"
@@ -136,3 +142,12 @@ def test_one_root(module):
     assert issubclass(RaceError, SimtError)
     error = fault(module, SimtError, "race", np.zeros(32, np.int32))
     assert error.kernel == "race"
+
+
+def test_the_example_of_the_documentation_runs_and_says_what_stands_below_it():
+    program, said = re.search(
+        r"\n(    import numpy as np\n.*?)\n\n    RaceError: (.*?)\n\n", PAGE.read_text(), re.DOTALL
+    ).groups()
+    with pytest.raises(RaceError) as caught:
+        exec(textwrap.dedent(program), {})
+    assert str(caught.value).startswith(" ".join(said.split()))
