@@ -19,7 +19,10 @@ struct Ranges {
     i64 first_id[VPA_RANGES];  // global id of the first column
 };
 
-extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024)
+// Blocks that all fit at once are what hides memory's latency; only long groups of loads need more registers than that.
+#define RESIDENT (VPA_RANGES == 1 && VPA_ONCE && VPA_LOADS <= 4 ? VPA_RESIDENT : 1024)
+
+extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, RESIDENT)
     local_argmax_candidates(const Word* __restrict__ logits,  // row 0, column 0
                             i64 row_stride,                   // words; any sign, 0 too
                             i64 column_stride,                // likewise

@@ -89,6 +89,30 @@ VPA_DEVICE u32 logit_key(u32 word) {
     return key_of_bits(word, WORD_SIGN, WORD_INFINITY);
 }
 
+// The bit patterns of logits that have one key: those for which (bits & mask) - low <= span. A number has one pattern,
+// zero has two, and NaN has all that lie beyond infinity.
+struct Patterns {
+    u32 mask;
+    u32 low;
+    u32 span;
+};
+
+VPA_DEVICE Patterns patterns_of(u32 key) {
+    const u32 all = WORD_SIGN | (WORD_SIGN - 1);
+    if (key == all) {
+        return {WORD_SIGN - 1, WORD_INFINITY + 1, WORD_SIGN - 1 - (WORD_INFINITY + 1)};
+    }
+    if (key == WORD_SIGN) {
+        return {WORD_SIGN - 1, 0, 0};
+    }
+    return {all, bits_of_key(key, WORD_SIGN), 0};
+}
+
+// Whether the logit that begins at bit `at` of a 32-bit word is one of them.
+VPA_DEVICE bool is_among(u32 word, u32 at, Patterns patterns) {
+    return (word & patterns.mask << at) - (patterns.low << at) <= patterns.span << at;
+}
+
 // The largest logit among 32-bit words of memory: two 16-bit logits each, or one of 32 bits.
 //
 // NVIDIA's max.NaN takes both halves of a word at once and keeps subnormals, infinities and NaN. It orders -0 below +0,

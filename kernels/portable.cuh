@@ -20,6 +20,13 @@ typedef long long i64;
 #define VPA_DEVICE static __device__ __forceinline__
 #define VPA_WARP 32
 
+// The most threads that a multiprocessor holds at once: fewer on desktop and embedded parts.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ % 100 != 0 && __CUDA_ARCH__ < 1000 || __CUDA_ARCH__ >= 1200)
+#define VPA_RESIDENT 1536
+#else
+#define VPA_RESIDENT 2048
+#endif
+
 // At most so many registers a thread that blocks of `threads` fill `resident` threads of a multiprocessor (16 blocks
 // for small ones: no device takes fewer). On HIP the second number of __launch_bounds__ means something else.
 #if VPA_HIP

@@ -83,30 +83,31 @@ VPA_DEVICE u32 column_in(const Word* run, i64, u32 count, u32 key, Spot* spot) {
     if (spot->edge_key == key && (threadIdx.x < head || spot->group_key != key)) {
         return edge_column(head, loads);
     }
-    // From the last logit to the first, so that the first that has the key stays. A number other than zero has one bit
-    // pattern, which is quicker to compare than a key.
-    const u32 bits = bits_of_key(key, WORD_SIGN);
-    const bool one_pattern = key != WORD_SIGN && key != (WORD_SIGN | (WORD_SIGN - 1));
-    u32 column = 0;
 #if !VPA_ONCE
 #pragma unroll
     for (u32 i = 0; i < VPA_LOADS; i++) {
         spot->group[i] = ((const Words4*)(run + head))[load_number(spot->first, i, loads)];
     }
 #endif
+    const Patterns patterns = patterns_of(key);
+    u32 load = 0;
+    u32 place = 0;
 #pragma unroll
-    for (i32 i = VPA_LOADS - 1; i >= 0; i--) {
-        const u32 start = load_number(spot->first, (u32)i, loads) * WORDS_PER_LOAD;
+    for (i32 i = VPA_LOADS - 1; i >= 0; i--) {  // from the last logit to the first, so that the first one stays
+        u32 found = WORDS_PER_LOAD;
 #pragma unroll
         for (i32 j = (i32)WORDS_PER_LOAD - 1; j >= 0; j--) {
-            const i32 bit = j * 8 * (i32)sizeof(Word);
-            const u32 word = (Word)(spot->group[i].word[bit / 32] >> (bit % 32));
-            if (one_pattern ? word == bits : logit_key(word) == key) {
-                column = start + (u32)j;
+            const u32 bit = (u32)j * 8 * (u32)sizeof(Word);
+            if (is_among(spot->group[i].word[bit / 32], bit % 32, patterns)) {
+                found = (u32)j;
             }
         }
+        if (found != WORDS_PER_LOAD) {
+            load = (u32)i;
+            place = found;
+        }
     }
-    return head + column;
+    return head + load_number(spot->first, load, loads) * WORDS_PER_LOAD + place;
 }
 
 #else
