@@ -6,11 +6,12 @@
 // Needs VPA_WIDTH; VPA_PAIRS, as local_argmax.cu; VPA_THREADS, threads of a block: one row for each 32 of them.
 
 extern "C" __global__ void __launch_bounds__(VPA_THREADS)
-    pick_from_candidates(const void* __restrict__ gathered, i64 num_rows, i64 ranks, i64* __restrict__ ids) {
+    pick_from_candidates(const void* gathered, i64 num_rows, i64 ranks, i64* ids) {
     const i64 row = (i64)blockIdx.x * (VPA_THREADS / VPA_WARP) + threadIdx.x / VPA_WARP;
     if (row >= num_rows) {
         return;  // a whole warp at a time
     }
+    overlap_with_neighbours();
     u64 best = NO_CANDIDATE;
     for (i64 i = threadIdx.x % VPA_WARP; i < ranks * VPA_WIDTH; i += VPA_WARP) {
         const i64 index = (i / VPA_WIDTH * num_rows + row) * VPA_WIDTH + i % VPA_WIDTH;

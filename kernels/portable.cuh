@@ -62,16 +62,27 @@ struct __align__(16) Words4 {
     u32 word[4];
 };
 
-// Read 16 bytes, 16-byte aligned, that no thread writes during the launch. They are read once: no line is kept in L1.
+// Read 16 bytes, 16-byte aligned, that no thread writes from here on. They are read once: no line is kept in L1.
 VPA_DEVICE Words4 load_once(const Words4* address) {
 #if VPA_NVIDIA
     Words4 w;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(w.word[0]), "=r"(w.word[1]), "=r"(w.word[2]), "=r"(w.word[3])
-        : "l"(address));
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w.word[0]), "=r"(w.word[1]), "=r"(w.word[2]), "=r"(w.word[3])
+                 : "l"(address));
     return w;
 #else
     return *address;
+#endif
+}
+
+// Where a launch allows it (programmatic dependent launch, compute capability 9.0), the next kernel of the stream may be
+// brought onto the device from here on, and this one waits here for all that came before it. Called before the first
+// access to memory that another kernel writes or reads; without effect in other launches and on other devices. Pointers
+// of a kernel that calls it are not __restrict__: loads through those may be moved in front of the wait.
+VPA_DEVICE void overlap_with_neighbours() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 

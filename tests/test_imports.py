@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["vpa.kernels"],
     ["vpa.order"],
-    ["vpa.vocab"],
+    ["vpa.vocab", "vpa.plan"],
     ["vpa.arrays"],
     ["vpa.backends"],
     ["vpa.scan", "vpa.pick"],
@@ -37,6 +37,7 @@ LAZY = {"cupy", "cupyx", "cupy_backends", "numba", "mpi4py", "matplotlib", "torc
 
 #: Modules that exist for one of those, and are themselves imported only when it is used.
 OF_ONE_LIBRARY = {
+    "vpa.backends.launcher",
     "vpa.backends.raw",
     "vpa.backends.numba_",
     "vpa.comm.nccl",

@@ -7,6 +7,7 @@ its result back in the caller's library. No array library is imported here befor
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -174,6 +175,23 @@ def is_capturing() -> bool:
         if cupy.cuda.runtime.is_hip:
             return False
         raise
+
+
+def multiprocessors() -> int:
+    """Multiprocessors of CuPy's current GPU; 0 where CuPy is not in use or sees none."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None:
+        return 0
+    try:
+        return _multiprocessors(cupy.cuda.runtime.getDevice())
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return 0
+
+
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    runtime = sys.modules["cupy"].cuda.runtime
+    return int(runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device))
 
 
 def check_device(array: Any, name: str) -> None:

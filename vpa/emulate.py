@@ -7,7 +7,8 @@ from typing import Any
 
 from vpa import arrays
 from vpa.pick import pick_from_candidates
-from vpa.scan import SPLITS, candidates_shape, local_argmax_candidates
+from vpa.plan import Plan
+from vpa.scan import candidates_shape, local_argmax_candidates
 from vpa.vocab import VocabShard
 
 
@@ -38,11 +39,13 @@ def emulate_top_tokens(
             raise ValueError(f"shards[{rank}] is of another vocabulary or number of ranks: {shards[rank]}")
     arrays.check_layout(layout)
     rows = len(first)
-    shape = candidates_shape(rows, layout, SPLITS)
+    multiprocessors = 0 if arrays.is_host(first) else arrays.multiprocessors()
+    splits = Plan.agreed([(shard.num_valid, multiprocessors) for shard in shards], first.dtype.itemsize).splits(rows)
+    shape = candidates_shape(rows, layout, splits)
     gathered = arrays.namespace(first).empty((len(shards) * rows, shape[1]), arrays.LAYOUTS[layout][1])
     for rank, (one, shard) in enumerate(zip(taken, shards, strict=True)):
         part = gathered[rank * rows : (rank + 1) * rows]
-        local_argmax_candidates(one.array, shard, layout=layout, splits=SPLITS, out=part, backend=backend)
+        local_argmax_candidates(one.array, shard, layout=layout, splits=splits, out=part, backend=backend)
     return taken[0].give_back(pick_from_candidates(gathered, rows, backend=backend))
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from vpa import arrays, backends
+from vpa.plan import SPLITS
 from vpa.vocab import VocabShard, positive
-
-#: Candidates of one rank's row.
-SPLITS = 8
 
 
 def local_argmax_candidates(

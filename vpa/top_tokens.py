@@ -11,8 +11,12 @@ import numpy as np
 
 from vpa import arrays, backends
 from vpa.comm import agree, check_communicator
-from vpa.scan import SPLITS, candidates_shape, check
+from vpa.plan import SPLITS, Plan
+from vpa.scan import candidates_shape, check
 from vpa.vocab import VocabShard, positive
+
+#: Kinds of calls that a ``TopTokens`` keeps packed: batch sizes, mostly.
+_KINDS_KEPT = 64
 
 
 def get_top_tokens(
@@ -36,11 +40,17 @@ def get_top_tokens(
         _check_comm(shard, comm, taken.array)
     except Exception as failure:  # told to the other ranks, then raised
         error = failure
-    facts = {} if error else _facts("get_top_tokens", shard, layout, taken.array.dtype, rows=len(taken.array))
-    agree(comm, facts, error)
-    buffers = _Buffers.fresh(taken.array, len(taken.array), shard.tp_size, layout)
-    tokens = arrays.namespace(taken.array).empty(len(taken.array), np.int64)
-    _enqueue(module, taken.array, shard, comm, layout, buffers, tokens)
+    facts, own = {}, None
+    if error is None:
+        facts = _facts("get_top_tokens", shard, layout, taken.array.dtype, **_of_call(taken.array))
+        own = (shard.num_valid, 0 if arrays.is_host(taken.array) else arrays.multiprocessors())
+    plan = Plan.agreed(agree(comm, facts, error, own), taken.array.dtype.itemsize)
+    rows = len(taken.array)
+    tokens = arrays.namespace(taken.array).empty(rows, np.int64)
+    if rows:
+        buffers = _Buffers.fresh(taken.array, plan.splits(rows) * rows, shard.tp_size, layout)
+        steps = _Steps.of(module, taken.array, shard, layout, plan.splits(rows), buffers, tokens)
+        steps.enqueue(taken.array, comm, tokens)
     return taken.give_back(tokens)
 
 
@@ -79,9 +89,13 @@ class TopTokens:
             _check_comm(shard, comm)
         except Exception as failure:
             error = failure
-        facts = {} if error else _facts("TopTokens", shard, layout, self.dtype, max_rows=self.max_rows)
-        agree(comm, facts, error)
+        facts, own = {}, None
+        if error is None:
+            facts = _facts("TopTokens", shard, layout, self.dtype, max_rows=self.max_rows)
+            own = (shard.num_valid, arrays.multiprocessors())
+        self._plan = Plan.agreed(agree(comm, facts, error, own), self.dtype.itemsize if error is None else 0)
         self._buffers: dict[str, _Buffers] = {}
+        self._steps: dict[Any, _Steps] = {}  # for each kind of call, made at its first
         self._lock = threading.Lock()  # around a call: its buffers are the object's
         self._last: tuple[Any, Any] | None = None  # (thread and stream, event) of the last call on a GPU
 
@@ -91,24 +105,21 @@ class TopTokens:
         try:
             taken = arrays.given(logits, "logits")
             module = self._check(taken.array)
-            self._check_capturing(taken.array, out)
+            self._check_capturing(module, taken.array, out)
             target = arrays.target(out, (len(taken.array),), np.dtype(np.int64), taken)
         except Exception as failure:
             error = failure
         if not getattr(self.comm, "capturable", False):  # then it passes through the host anyway
-            agree(self.comm, {} if error else {"function": "TopTokens()", "rows": len(taken.array)}, error)
+            agree(self.comm, {} if error else {"function": "TopTokens()", **_of_call(taken.array)}, error)
         elif error is not None:
             raise error
-        with self._lock:
-            buffers = self._planned(taken.array)
-
-            def enqueue() -> None:
-                _enqueue(module, taken.array, self.shard, self.comm, self.layout, buffers, target.array)
-
-            if arrays.is_host(taken.array):
-                enqueue()
-            else:
-                self._in_stream_order(enqueue)
+        if len(taken.array):
+            with self._lock:
+                steps = self._steps_for(module, taken.array, target.array)
+                if arrays.is_host(taken.array):
+                    steps.enqueue(taken.array, self.comm, target.array)
+                else:
+                    self._in_stream_order(lambda: steps.enqueue(taken.array, self.comm, target.array))
         return arrays.returned(target, out)
 
     def capture(self, logits: Any) -> CapturedTopTokens:
@@ -126,16 +137,18 @@ class TopTokens:
             _check_capturable(self.comm)
         except Exception as failure:
             error = failure
-        agree(self.comm, {} if error else {"function": "TopTokens.capture", "rows": len(array)}, error)
-        buffers = _Buffers.fresh(array, len(array), self.shard.tp_size, self.layout)
-        tokens = arrays.namespace(array).empty(len(array), np.int64)
-        captured = CapturedTopTokens(
-            self.comm,
-            lambda: _enqueue(module, array, self.shard, self.comm, self.layout, buffers, tokens),
-            (array, buffers, tokens),
-            tokens,
-        )
-        return captured
+        agree(self.comm, {} if error else {"function": "TopTokens.capture", **_of_call(array)}, error)
+        rows, splits = len(array), self._plan.splits(len(array))
+        tokens = arrays.namespace(array).empty(rows, np.int64)
+        enqueue, buffers = None, None
+        if rows:
+            buffers = _Buffers.fresh(array, rows * splits, self.shard.tp_size, self.layout)
+            steps = _Steps.of(module, array, self.shard, self.layout, splits, buffers, tokens)
+
+            def enqueue() -> None:
+                steps.enqueue(array, self.comm, tokens)
+
+        return CapturedTopTokens(self.comm, enqueue or (lambda: None), (array, buffers, tokens), tokens)
 
     def _check(self, logits: Any) -> ModuleType:
         module = check(logits, self.shard, self.layout, self.backend)
@@ -147,22 +160,38 @@ class TopTokens:
         _check_comm(self.shard, self.comm, logits)
         return module
 
-    def _check_capturing(self, logits: Any, out: Any) -> None:
+    def _check_capturing(self, module: ModuleType, logits: Any, out: Any) -> None:
         """Raise if the caller captures the current stream and this call cannot be part of that."""
         if arrays.is_host(logits) or not arrays.is_capturing():
             return
         _check_capturable(self.comm)
-        if "cupy" not in self._buffers:
-            raise RuntimeError("the first call cannot be captured: call once before the capture, or use capture()")
+        if self._kind(module, logits) not in self._steps:
+            raise RuntimeError(
+                f"the first call with {len(logits)} rows of these strides cannot be captured, since it compiles "
+                f"kernels: make one before the capture, or use capture()"
+            )
         if out is None:
             raise ValueError("inside a capture of your own the result's memory must outlive the call: pass out=")
 
-    def _planned(self, logits: Any) -> _Buffers:
-        """The buffers for a call, from those made for ``max_rows`` at the first call with this array library."""
-        name = arrays.namespace(logits).__name__
-        if name not in self._buffers:
-            self._buffers[name] = _Buffers.fresh(logits, self.max_rows, self.shard.tp_size, self.layout)
-        return self._buffers[name].of(len(logits), self.max_rows)
+    @staticmethod
+    def _kind(module: ModuleType, logits: Any) -> tuple[Any, ...]:
+        return module, logits.shape, logits.strides, None if arrays.is_host(logits) else logits.device.id
+
+    def _steps_for(self, module: ModuleType, logits: Any, tokens: Any) -> _Steps:
+        """The steps for arrays of this shape and place, packed at the first such call."""
+        host = arrays.is_host(logits)
+        kind = self._kind(module, logits)
+        steps = self._steps.pop(kind, None)
+        if steps is None:
+            name, splits = arrays.namespace(logits).__name__, SPLITS if host else self._plan.splits(len(logits))
+            if name not in self._buffers:
+                most = self.max_rows * SPLITS if host else self._plan.most_candidates(self.max_rows)
+                self._buffers[name] = _Buffers.fresh(logits, most, self.shard.tp_size, self.layout)
+            steps = _Steps.of(module, logits, self.shard, self.layout, splits, self._buffers[name], tokens)
+            if len(self._steps) >= _KINDS_KEPT:
+                del self._steps[next(iter(self._steps))]  # the one that was used longest ago
+        self._steps[kind] = steps
+        return steps
 
     def _in_stream_order(self, enqueue: Any) -> None:
         """Run ``enqueue`` behind the last call's work, which may lie on another stream and uses the same buffers."""
@@ -229,29 +258,50 @@ class _Buffers:
     gathered: Any
 
     @classmethod
-    def fresh(cls, like: Any, rows: int, tp_size: int, layout: str) -> _Buffers:
-        library, dtype = arrays.namespace(like), arrays.LAYOUTS[layout][1]
-        lines, numbers = candidates_shape(rows, layout, SPLITS)
-        candidates = library.empty((lines, numbers), dtype)
-        return cls(candidates, candidates if tp_size == 1 else library.empty((tp_size * lines, numbers), dtype))
-
-    def of(self, rows: int, max_rows: int) -> _Buffers:
-        """The buffers for ``rows`` of ``max_rows`` rows: leading parts of the same memory, contiguous."""
-        tp_size = len(self.gathered) // max_rows
-        return _Buffers(self.candidates[:rows], self.gathered[: tp_size * rows])
+    def fresh(cls, like: Any, most: int, tp_size: int, layout: str) -> _Buffers:
+        """For up to ``most`` candidates a rank, in the library of ``like``."""
+        library, (numbers, dtype) = arrays.namespace(like), arrays.LAYOUTS[layout]
+        candidates = library.empty(most * numbers, dtype)
+        return cls(candidates, candidates if tp_size == 1 else library.empty(tp_size * most * numbers, dtype))
 
 
-def _enqueue(
-    module: ModuleType, logits: Any, shard: VocabShard, comm: Any, layout: str, buffers: _Buffers, tokens: Any
-) -> None:
-    """The three steps, on checked arguments."""
-    rows = len(logits)
-    if rows == 0:
-        return
-    module.local_argmax_candidates(logits, shard, layout, SPLITS, buffers.candidates)
-    if shard.tp_size > 1:
-        comm.all_gather(buffers.candidates, buffers.gathered)
-    module.pick_from_candidates(buffers.gathered, rows, tokens)
+@dataclass(frozen=True)
+class _Steps:
+    """Scan, gather and pick of one kind of call, on checked arguments, with the memory between them.
+
+    scan: (logits, candidates), pick: (gathered, tokens); where the backend can, they are packed for these shapes.
+    """
+
+    scan: Any
+    pick: Any
+    candidates: Any
+    gathered: Any
+
+    @classmethod
+    def of(
+        cls, module: ModuleType, like: Any, shard: VocabShard, layout: str, splits: int, buffers: _Buffers, tokens: Any
+    ) -> _Steps:
+        """The steps for rows >= 1 of logits alike, in the leading parts of ``buffers``."""
+        rows = len(like)
+        lines, numbers = candidates_shape(rows, layout, splits)
+        candidates = buffers.candidates[: lines * numbers].reshape(lines, numbers)
+        gathered = buffers.gathered[: shard.tp_size * lines * numbers].reshape(-1, numbers)
+        if hasattr(module, "prepare_scan"):
+            scan = module.prepare_scan(like, shard, layout, splits, candidates)
+            return cls(scan, module.prepare_pick(gathered, rows, tokens), candidates, gathered)
+        return cls(
+            lambda logits, out: module.local_argmax_candidates(logits, shard, layout, splits, out),
+            lambda gathered, out: module.pick_from_candidates(gathered, rows, out),
+            candidates,
+            gathered,
+        )
+
+    def enqueue(self, logits: Any, comm: Any, tokens: Any) -> None:
+        """Write the tokens of ``logits`` to ``tokens``."""
+        self.scan(logits, self.candidates)
+        if comm.size > 1:
+            comm.all_gather(self.candidates, self.gathered)
+        self.pick(self.gathered, tokens)
 
 
 def _facts(function: str, shard: VocabShard, layout: str, dtype: Any, **more: int) -> dict[str, Any]:
@@ -264,6 +314,11 @@ def _facts(function: str, shard: VocabShard, layout: str, dtype: Any, **more: in
         "tp_size": shard.tp_size,
         "vocab_size": shard.vocab_size,
     }
+
+
+def _of_call(logits: Any) -> dict[str, Any]:
+    """What ranks must have alike in one call: the plan, too, follows from it."""
+    return {"rows": len(logits), "arrays": arrays.namespace(logits).__name__}
 
 
 def _check_capturable(comm: Any) -> None:

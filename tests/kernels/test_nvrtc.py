@@ -13,7 +13,13 @@ from vpa import kernels
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 
 #: Most registers a thread of each kernel may take: 64 let 1024 threads live on a multiprocessor.
-REGISTERS = {"local_argmax_candidates": 64, "pick_from_candidates": 64, "empty": 16, "plain_read": 48}
+REGISTERS = {
+    "local_argmax_candidates": 64,
+    "local_argmax_columns": 64,
+    "pick_from_candidates": 64,
+    "empty": 16,
+    "plain_read": 48,
+}
 
 
 @functools.cache

@@ -60,6 +60,18 @@ def test_scan(shard, dtype, warp_size):
 
 
 @pytest.mark.parametrize("warp_size", WARPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shard", SHARDS)
+def test_scan_by_columns(shard, dtype, warp_size):
+    for rows, memory, layout in ((9, "column_major", "packed"), (17, "interleaved_rows", "pairs")):
+        launch, expected = scan_launch(SHARDS[shard], dtype, memory, layout, rows)
+        assert launch.kernel == "local_argmax_columns"
+        for order in ORDERS:
+            run(launch, warp_size, order)
+            assert launch.args[-1].tobytes() == expected.tobytes(), (memory, layout, order)
+
+
+@pytest.mark.parametrize("warp_size", WARPS)
 @pytest.mark.parametrize("layout", ["packed", "pairs"])
 def test_pick(layout, warp_size):
     shard = VocabShard.even(3000, 1)[0]
@@ -103,6 +115,7 @@ def barriers() -> list[tuple[str, int]]:
 #: For each kernel with a barrier, launches that need it.
 NEEDS_BARRIERS = {
     "local_argmax_candidates": lambda: [scan_launch(SHARDS["one_iteration"], "bfloat16", "contiguous", "packed")[0]],
+    "local_argmax_columns": lambda: [scan_launch(SHARDS["narrow"], "bfloat16", "column_major", "packed", rows=9)[0]],
 }
 
 

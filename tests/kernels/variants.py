@@ -34,7 +34,9 @@ def _scans():
     for dtype in LOGITS_DTYPES.values():
         for shard in shards:
             logits = np.zeros((1, shard.width), dtype)
-            for view in (logits, np.zeros((1, 2 * shard.width), dtype)[:, ::2]):
+            strided = np.zeros((1, 2 * shard.width), dtype)[:, ::2]
+            column_major = [np.lib.stride_tricks.as_strided(logits, (rows, shard.width), (0, 8)) for rows in (8, 16)]
+            for view in (logits, strided, *column_major):
                 for layout in ("packed", "pairs"):
                     yield launches.scan(view, shard, layout, 8, None)
 

@@ -20,7 +20,7 @@ def local_argmax_candidates(logits: Any, shard: VocabShard, layout: str, splits:
     """Write the best candidate of each split of each row of ``logits`` [rows, width] to ``out`` (``layout``)."""
     if not len(logits):
         return
-    launch = launches.scan(logits, shard, layout, splits, out)
+    launch = launches.scan_by_rows(logits, shard, layout, splits, out)
     _, row_stride, column_stride, chunk, _, _ = launch.args
     ranges = shard.ranges or ((0, 0, 0),)
     words, offset = _memory(logits)

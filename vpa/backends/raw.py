@@ -5,24 +5,25 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import cupy
-
-from vpa import kernels
 from vpa.backends import launches
+from vpa.backends.launcher import Prepared
+from vpa.vocab import VocabShard
 
 
-def run(launch: launches.Launch) -> None:
+def run(launch: launches.Launch, overlap: bool = True) -> None:
     """Launch on the current device and stream; a kernel's first launch on a device compiles or loads it."""
-    function = _function(cupy.cuda.runtime.getDevice(), launch.kernel, tuple(launch.defines.items()))
-    function((launch.grid,), (launch.block,), launch.args)
+    Prepared(launch, overlap)()
 
 
 local_argmax_candidates = functools.partial(launches.local_argmax_candidates, run)
 pick_from_candidates = functools.partial(launches.pick_from_candidates, run)
 
 
-@functools.cache
-def _function(device: int, kernel: str, defines: tuple[tuple[str, int], ...]) -> Any:
-    text = kernels.source(kernel, **dict(defines)).text
-    module = cupy.RawModule(code=text, options=("-std=c++17",), backend="nvrtc")
-    return module.get_function(kernel)
+def prepare_scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Prepared:
+    """``local_argmax_candidates`` packed once, for calls with other ``(logits, out)`` of the same kind; rows >= 1."""
+    return Prepared(launches.scan(logits, shard, layout, splits, out))
+
+
+def prepare_pick(gathered: Any, num_rows: int, out: Any) -> Prepared:
+    """``pick_from_candidates`` packed once, for calls with other ``(gathered, out)`` of the same kind; rows >= 1."""
+    return Prepared(launches.pick(gathered, num_rows, out))

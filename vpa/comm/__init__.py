@@ -88,29 +88,30 @@ def check_communicator(comm: Any) -> None:
         )
 
 
-def agree(comm: Any, facts: Mapping[str, Any], error: Exception | None = None) -> None:
-    """Raise on every rank unless all ranks have the same ``facts`` and none has an ``error``.
+def agree(comm: Any, facts: Mapping[str, Any], error: Exception | None = None, own: Any = None) -> list[Any] | None:
+    """Raise on every rank unless all ranks have the same ``facts`` and none has an ``error``; every rank's ``own``.
 
     A rank that found its own arguments wrong passes what it would raise as ``error``; it raises that, and the others
-    raise the same kind, naming the rank. A communicator without ``exchange`` is trusted.
+    raise the same kind, naming the rank. A communicator without ``exchange`` is trusted, and then the result is None.
     """
     if comm.size == 1 or not hasattr(comm, "exchange"):
         if error is not None:
             raise error
-        return
+        return [own] if comm.size == 1 else None
     told = None if error is None else (type(error).__name__, f"{type(error).__name__}: {error}")
-    answers = comm.exchange((told, dict(facts)), "check of arguments")
+    answers = comm.exchange((told, dict(facts), own), "check of arguments")
     if error is not None:
         raise error
-    for rank, (failure, _) in enumerate(answers):
+    for rank, (failure, _, _) in enumerate(answers):
         if failure is not None:
             kind, text = failure
             raise _KINDS.get(kind, RuntimeError)(f"rank {rank} raised {text}")
-    for name in dict.fromkeys(name for _, theirs in answers for name in theirs):
-        values = [theirs.get(name) for _, theirs in answers]
+    for name in dict.fromkeys(name for _, theirs, _ in answers for name in theirs):
+        values = [theirs.get(name) for _, theirs, _ in answers]
         if any(value != values[0] for value in values):
             listed = ", ".join(f"rank {rank} has {value}" for rank, value in enumerate(values))
             raise ValueError(f"ranks call with different {name}: {listed}; all ranks make the same call")
+    return [theirs for _, _, theirs in answers]
 
 
 _KINDS = {"TypeError": TypeError, "ValueError": ValueError}

@@ -1,0 +1,110 @@
+"""How a compiled kernel gets onto a stream: arguments packed once, and where the GPU can, overlapping its neighbours.
+
+With programmatic dependent launch (compute capability 9.0, CUDA 12.3) a kernel is brought onto the device while the one
+before it still runs, and waits there: see ``overlap_with_neighbours`` in ``kernels/portable.cuh``. CuPy has no call for
+it, so the driver's is called through ctypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import cupy
+
+from vpa import kernels
+from vpa.backends.launches import Launch
+
+_OVERLAP_ATTRIBUTE = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_OVERLAP_DRIVER = 12030  # the first to capture such launches into a graph
+
+
+class _Attribute(ctypes.Structure):  # CUlaunchAttribute
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):  # CUlaunchConfig
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+class Prepared:
+    """A launch that can be made again: compiled, its arguments packed. Made on the current device, for that device.
+
+    Calling it enqueues the launch on CuPy's current stream. Arrays given then, all of them or none, take the places of
+    the arrays in ``launch.args``, in order; they must be alike but for their addresses. One thread at a time calls it.
+    """
+
+    def __init__(self, launch: Launch, overlap: bool = True) -> None:
+        device = cupy.cuda.runtime.getDevice()
+        self._function = _function(device, launch.kernel, tuple(launch.defines.items()))
+        self._values = [_value(argument) for argument in launch.args]
+        self._pointers = [
+            value for value, argument in zip(self._values, launch.args, strict=True) if _is_array(argument)
+        ]
+        self._arguments = (ctypes.c_void_p * max(len(self._values), 1))(*map(ctypes.addressof, self._values))
+        self._sizes = (launch.grid, 1, 1, launch.block, 1, 1, 0)
+        self._config = None
+        if overlap and _can_overlap(device):
+            attribute = _Attribute(_OVERLAP_ATTRIBUTE)
+            attribute.value[0] = 1
+            self._config = _Config(*self._sizes, None, ctypes.pointer(attribute), 1)
+
+    def __call__(self, *arrays: Any) -> None:
+        for pointer, array in zip(self._pointers, arrays, strict=False):
+            pointer.value = array.data.ptr
+        stream = cupy.cuda.get_current_stream().ptr
+        if self._config is None:
+            address = ctypes.addressof(self._arguments)
+            cupy.cuda.driver.launchKernel(self._function.ptr, *self._sizes, stream, address, 0)
+            return
+        self._config.stream = stream
+        status = _driver().cuLaunchKernelEx(self._config, self._function.ptr, self._arguments, None)
+        if status:
+            raise cupy.cuda.driver.CUDADriverError(status)
+
+
+def _value(argument: Any) -> Any:
+    """An argument as the bytes that a kernel is given, at an address of their own."""
+    if _is_array(argument):
+        return ctypes.c_uint64(argument.data.ptr)
+    data = argument.tobytes()
+    return (ctypes.c_char * len(data)).from_buffer_copy(data)
+
+
+def _is_array(argument: Any) -> bool:
+    """Whether a kernel is given an argument's address: NumPy's scalars and structures are given by value."""
+    return isinstance(argument, cupy.ndarray)
+
+
+@functools.cache
+def _function(device: int, kernel: str, defines: tuple[tuple[str, int], ...]) -> Any:
+    """A kernel as the driver knows it, compiled or loaded for the current device, ``device``."""
+    text = kernels.source(kernel, **dict(defines)).text
+    module = cupy.RawModule(code=text, options=("-std=c++17",), backend="nvrtc")
+    return module.get_function(kernel).kernel
+
+
+@functools.cache
+def _can_overlap(device: int) -> bool:
+    runtime = cupy.cuda.runtime
+    if runtime.is_hip or runtime.driverGetVersion() < _OVERLAP_DRIVER or _driver() is None:
+        return False
+    return runtime.deviceGetAttribute(runtime.cudaDevAttrComputeCapabilityMajor, device) >= 9
+
+
+@functools.cache
+def _driver() -> Any:
+    """The driver's library with the argument types of the one function used; None where it has no such function."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        launch = library.cuLaunchKernelEx
+    except (OSError, AttributeError):
+        return None
+    launch.argtypes = (ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    return library
