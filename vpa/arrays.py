@@ -190,8 +190,7 @@ def multiprocessors() -> int:
 
 @functools.cache
 def _multiprocessors(device: int) -> int:
-    runtime = sys.modules["cupy"].cuda.runtime
-    return int(runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device))
+    return int(sys.modules["cupy"].cuda.Device(device).attributes["MultiProcessorCount"])
 
 
 def check_device(array: Any, name: str) -> None:

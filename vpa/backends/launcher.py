@@ -95,7 +95,7 @@ def _can_overlap(device: int) -> bool:
     runtime = cupy.cuda.runtime
     if runtime.is_hip or runtime.driverGetVersion() < _OVERLAP_DRIVER or _driver() is None:
         return False
-    return runtime.deviceGetAttribute(runtime.cudaDevAttrComputeCapabilityMajor, device) >= 9
+    return int(cupy.cuda.Device(device).compute_capability) >= 90
 
 
 @functools.cache
