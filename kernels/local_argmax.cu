@@ -15,7 +15,7 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, RESIDENT)
                             i64 row_stride,      // words; any sign, 0 too
                             i64 column_stride,   // likewise
                             i64 chunk,           // valid columns of a split
-                            const Ranges ranges,
+                            VPA_GRID_CONSTANT Ranges ranges,
                             u32* out) {
     __shared__ u32 warp_key[WARPS];
     __shared__ u32 warp_id[WARPS];

@@ -124,7 +124,8 @@ VPA_DEVICE Top top_of(u32 word) {
     return word;
 }
 
-VPA_DEVICE Top larger_top(Top a, Top b) {
+// The larger of two words' logits, half by half.
+VPA_DEVICE u32 larger_words(u32 a, u32 b) {
 #if VPA_DTYPE == VPA_BF16
     asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
 #elif VPA_DTYPE == VPA_FP16
@@ -133,6 +134,10 @@ VPA_DEVICE Top larger_top(Top a, Top b) {
     asm("{.reg .f32 a, b; mov.b32 a, %0; mov.b32 b, %1; max.NaN.f32 a, a, b; mov.b32 %0, a;}" : "+r"(a) : "r"(b));
 #endif
     return a;
+}
+
+VPA_DEVICE Top larger_top(Top a, Top b) {
+    return larger_words(a, b);
 }
 
 VPA_DEVICE u32 key_of_top(Top top) {
@@ -156,6 +161,15 @@ VPA_DEVICE Top top_of(u32 word) {
 
 VPA_DEVICE Top larger_top(Top a, Top b) {
     return b > a ? b : a;
+}
+
+VPA_DEVICE u32 larger_words(u32 a, u32 b) {
+    u32 larger = 0;
+    for (u32 bit = 0; bit < 32; bit += 8 * (u32)sizeof(Word)) {
+        const u32 from_b = logit_key((Word)(b >> bit)) > logit_key((Word)(a >> bit));
+        larger |= ((from_b ? b : a) >> bit & (WORD_SIGN | (WORD_SIGN - 1))) << bit;
+    }
+    return larger;
 }
 
 VPA_DEVICE u32 key_of_top(Top top) {

@@ -27,6 +27,13 @@ typedef long long i64;
 #define VPA_RESIDENT 2048
 #endif
 
+// A structure given by value that is indexed at run time: read where it lies, not from a copy in each thread's stack.
+#if defined(__CUDA_ARCH__)
+#define VPA_GRID_CONSTANT const __grid_constant__
+#else
+#define VPA_GRID_CONSTANT const
+#endif
+
 // At most so many registers a thread that blocks of `threads` fill `resident` threads of a multiprocessor (16 blocks
 // for small ones: no device takes fewer). On HIP the second number of __launch_bounds__ means something else.
 #if VPA_HIP

@@ -37,11 +37,11 @@ def run(launch: launches.Launch, warp_size: int = 32, order="forward", text: str
 
 
 def scan_launch(
-    shard: VocabShard, dtype: str, memory: str, layout: str, rows: int = 3
+    shard: VocabShard, dtype: str, memory: str, layout: str, rows: int = 3, shift: int = 1
 ) -> tuple[launches.Launch, np.ndarray]:
     """A launch of the scan over read-only logits, and the candidates that it has to write, by the numpy backend."""
     host = make_shard("ties", 1, rows, shard, DTYPES[dtype])
-    logits = laid_out(host, memory, shift=1)
+    logits = laid_out(host, memory, shift=shift)
     logits.flags.writeable = False
     out = np.zeros(candidates_shape(rows, layout, 8), np.uint64 if layout == "packed" else np.float32)
     expected = np.empty_like(out)
@@ -63,9 +63,14 @@ def test_scan(shard, dtype, warp_size):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shard", SHARDS)
 def test_scan_by_columns(shard, dtype, warp_size):
-    for rows, memory, layout in ((9, "column_major", "packed"), (17, "interleaved_rows", "pairs")):
-        launch, expected = scan_launch(SHARDS[shard], dtype, memory, layout, rows)
+    for rows, memory, layout, shift in (
+        (9, "column_major", "packed", 1),
+        (17, "interleaved_rows", "pairs", 1),
+        (24, "column_major", "packed", 0),
+    ):
+        launch, expected = scan_launch(SHARDS[shard], dtype, memory, layout, rows, shift)
         assert launch.kernel == "local_argmax_columns"
+        assert launch.defines["wide"] == int(rows == 24)
         for order in ORDERS:
             run(launch, warp_size, order)
             assert launch.args[-1].tobytes() == expected.tobytes(), (memory, layout, order)
@@ -115,7 +120,9 @@ def barriers() -> list[tuple[str, int]]:
 #: For each kernel with a barrier, launches that need it.
 NEEDS_BARRIERS = {
     "local_argmax_candidates": lambda: [scan_launch(SHARDS["one_iteration"], "bfloat16", "contiguous", "packed")[0]],
-    "local_argmax_columns": lambda: [scan_launch(SHARDS["narrow"], "bfloat16", "column_major", "packed", rows=9)[0]],
+    "local_argmax_columns": lambda: [  # a split with columns of three ranges
+        scan_launch(SHARDS["ranges_out_of_order"], "float16", "column_major", "packed", rows=9)[0]
+    ],
 }
 
 

@@ -102,15 +102,25 @@ def scan_by_rows(logits: Any, shard: VocabShard, layout: str, splits: int, out: 
 
 def scan_by_columns(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Launch:
     """The launch of a scan whose neighbouring threads read neighbouring rows."""
-    rows, chunk = len(logits), split_chunk(shard.num_valid, splits)
-    tile = 16 if rows >= 16 and logits.dtype.itemsize == 2 else SIDE_BY_SIDE
+    rows, chunk, itemsize = len(logits), split_chunk(shard.num_valid, splits), logits.dtype.itemsize
+    wide = _in_whole_loads(logits)
+    lanes = 2 if wide else SIDE_BY_SIDE
     columns = max(min(chunk, shard.num_valid), 1)
-    threads = min(-(-columns * tile // 32) * 32, 1024)
+    threads = min(-(-columns * lanes // 32) * 32, 512)
     defines = _scan_defines(logits, shard, layout, splits)
-    defines.update(threads=threads, rows=tile, loads=8)
+    defines.update(threads=threads, wide=int(wide), lanes=lanes, loads=8)
+    tile = lanes * (16 // itemsize if wide else 1)
     blocks = _checked_grid(-(-rows // tile) * splits, f"{rows} rows of {splits} splits")
     args = (logits, np.int64(rows), *_strides(logits), np.int64(chunk), _ranges(shard), out)
     return Launch("local_argmax_columns", defines, blocks, threads, args)
+
+
+def _in_whole_loads(logits: Any) -> bool:
+    """Whether the rows of every column lie in whole 16-byte loads, aligned to them."""
+    itemsize = logits.dtype.itemsize
+    address = logits.ctypes.data if isinstance(logits, np.ndarray) else logits.data.ptr
+    side_by_side = logits.strides[0] == itemsize and logits.shape[0] * itemsize % 16 == 0
+    return side_by_side and address % 16 == 0 and logits.strides[1] % 16 == 0
 
 
 def _scan_defines(logits: Any, shard: VocabShard, layout: str, splits: int) -> dict[str, int]:
