@@ -15,6 +15,8 @@ from vpa.plan import SPLITS, Plan
 from vpa.scan import candidates_shape, check
 from vpa.vocab import VocabShard, positive
 
+_TOKENS = np.dtype(np.int64)
+
 #: Kinds of calls that a ``TopTokens`` keeps packed: batch sizes, mostly.
 _KINDS_KEPT = 64
 
@@ -101,12 +103,16 @@ class TopTokens:
 
     def __call__(self, logits: Any, *, out: Any = None) -> Any:
         """The tokens of ``logits`` [B, width]: int64 [B], in ``out`` if given. Enqueued on CuPy's current stream."""
-        taken, module, error = None, None, None
+        taken, kind, error = None, None, None
         try:
             taken = arrays.given(logits, "logits")
-            module = self._check(taken.array)
-            self._check_capturing(module, taken.array, out)
-            target = arrays.target(out, (len(taken.array),), np.dtype(np.int64), taken)
+            kind = _kind_of(taken.array)
+            if kind not in self._steps:  # arrays of a kind that was called with before have passed these checks
+                self._check(taken.array)
+            capturing = not arrays.is_host(taken.array) and arrays.is_capturing()
+            if capturing:
+                self._check_captured(kind, out)
+            target = arrays.target(out, (len(taken.array),), _TOKENS, taken)
         except Exception as failure:
             error = failure
         if not getattr(self.comm, "capturable", False):  # then it passes through the host anyway
@@ -115,11 +121,11 @@ class TopTokens:
             raise error
         if len(taken.array):
             with self._lock:
-                steps = self._steps_for(module, taken.array, target.array)
+                steps = self._steps_for(kind, taken.array, target.array)
                 if arrays.is_host(taken.array):
                     steps.enqueue(taken.array, self.comm, target.array)
                 else:
-                    self._in_stream_order(lambda: steps.enqueue(taken.array, self.comm, target.array))
+                    self._enqueue_in_order(steps, taken.array, target.array, capturing)
         return arrays.returned(target, out)
 
     def capture(self, logits: Any) -> CapturedTopTokens:
@@ -160,52 +166,54 @@ class TopTokens:
         _check_comm(self.shard, self.comm, logits)
         return module
 
-    def _check_capturing(self, module: ModuleType, logits: Any, out: Any) -> None:
-        """Raise if the caller captures the current stream and this call cannot be part of that."""
-        if arrays.is_host(logits) or not arrays.is_capturing():
-            return
+    def _check_captured(self, kind: Any, out: Any) -> None:
+        """Raise if a call of this kind cannot be part of a capture that the caller has under way."""
         _check_capturable(self.comm)
-        if self._kind(module, logits) not in self._steps:
+        if kind not in self._steps:
             raise RuntimeError(
-                f"the first call with {len(logits)} rows of these strides cannot be captured, since it compiles "
-                f"kernels: make one before the capture, or use capture()"
+                "the first call with logits of this shape and these strides cannot be captured, since it compiles "
+                "kernels: call once before the capture, or use capture()"
             )
         if out is None:
             raise ValueError("inside a capture of your own the result's memory must outlive the call: pass out=")
 
-    @staticmethod
-    def _kind(module: ModuleType, logits: Any) -> tuple[Any, ...]:
-        return module, logits.shape, logits.strides, None if arrays.is_host(logits) else logits.device.id
-
-    def _steps_for(self, module: ModuleType, logits: Any, tokens: Any) -> _Steps:
-        """The steps for arrays of this shape and place, packed at the first such call."""
-        host = arrays.is_host(logits)
-        kind = self._kind(module, logits)
+    def _steps_for(self, kind: Any, logits: Any, tokens: Any) -> _Steps:
+        """The steps for logits of a kind, packed at the first call with them."""
         steps = self._steps.pop(kind, None)
         if steps is None:
-            name, splits = arrays.namespace(logits).__name__, SPLITS if host else self._plan.splits(len(logits))
+            host, name = arrays.is_host(logits), arrays.namespace(logits).__name__
+            splits = SPLITS if host else self._plan.splits(len(logits))
             if name not in self._buffers:
                 most = self.max_rows * SPLITS if host else self._plan.most_candidates(self.max_rows)
                 self._buffers[name] = _Buffers.fresh(logits, most, self.shard.tp_size, self.layout)
+            module = backends.select(self.backend, logits)
             steps = _Steps.of(module, logits, self.shard, self.layout, splits, self._buffers[name], tokens)
             if len(self._steps) >= _KINDS_KEPT:
                 del self._steps[next(iter(self._steps))]  # the one that was used longest ago
         self._steps[kind] = steps
         return steps
 
-    def _in_stream_order(self, enqueue: Any) -> None:
-        """Run ``enqueue`` behind the last call's work, which may lie on another stream and uses the same buffers."""
+    def _enqueue_in_order(self, steps: _Steps, logits: Any, tokens: Any, capturing: bool) -> None:
+        """Enqueue behind the last call's work, which may lie on another stream and uses the same buffers."""
         import cupy
 
-        stream, capturing = cupy.cuda.get_current_stream(), arrays.is_capturing()
+        stream = cupy.cuda.get_current_stream()
         place = (threading.get_ident(), stream.ptr)  # each thread may have a default stream of its own
         if self._last is not None and not capturing and self._last[0] != place:
             stream.wait_event(self._last[1])
-        enqueue()
+        steps.enqueue(logits, self.comm, tokens)
         if not capturing:
             event = self._last[1] if self._last is not None else cupy.cuda.Event(disable_timing=True)
             event.record(stream)
             self._last = (place, event)
+
+
+def _kind_of(logits: Any) -> tuple[Any, ...]:
+    """What a packed call depends on: two arrays of one kind differ in their contents and, by 16 bytes, their place."""
+    if arrays.is_host(logits):
+        return "numpy", logits.shape, logits.strides, logits.dtype, logits.ctypes.data % 16
+    current = arrays.namespace(logits).cuda.runtime.getDevice()
+    return current, logits.device.id, logits.shape, logits.strides, logits.dtype, logits.data.ptr % 16
 
 
 class CapturedTopTokens:
