@@ -41,6 +41,11 @@ VPA_DEVICE u64 pack(u32 key, u32 id_complement) {
     return (u64)key << 32 | id_complement;
 }
 
+// The id of a candidate; -1 where there is none, as only shards without a single column leave a row.
+VPA_DEVICE i64 id_of_packed(u64 packed) {
+    return packed == NO_CANDIDATE ? -1 : (i64)(0xFFFFFFFFu - (u32)packed);
+}
+
 // The best of the 32 candidates that a warp's lanes hold, in every lane.
 VPA_DEVICE u64 warp_best_of(u64 candidate) {
     const u32 key = warp_max((u32)(candidate >> 32));

@@ -25,7 +25,6 @@ extern "C" __global__ void __launch_bounds__(VPA_THREADS)
     }
     best = warp_best_of(best);
     if (threadIdx.x % VPA_WARP == 0) {
-        // Only shards without a single column leave a row with no candidate.
-        ids[row] = best == NO_CANDIDATE ? -1 : (i64)(0xFFFFFFFFu - (u32)best);
+        ids[row] = id_of_packed(best);
     }
 }

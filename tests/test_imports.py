@@ -27,6 +27,9 @@ LAYERS = [
     ["vpa.bench"],
     ["vpa.mpi_runs"],
     ["vpa.record"],
+    ["vpa.tables"],
+    ["vpa.comparison"],
+    ["vpa.figures"],
     ["vpa.report"],
     ["vpa.run"],
 ]
@@ -40,6 +43,7 @@ OF_ONE_LIBRARY = {
     "vpa.backends.launcher",
     "vpa.backends.raw",
     "vpa.backends.numba_",
+    "vpa.bench.triton_peer",
     "vpa.comm.nccl",
     "vpa.kernels.numba_argmax",
     "vpa.kernels.numba_order",
@@ -110,4 +114,4 @@ def test_torch_is_imported_only_to_be_measured_against():
         for name, path in modules().items()
         if {"torch", "triton"} & {i.partition(".")[0] for i in imports(path, False)}
     }
-    assert users <= {"vpa.bench.arms", "vpa.bench.timing"}
+    assert users <= {"vpa.bench.arms", "vpa.bench.timing", "vpa.bench.triton_peer"}

@@ -9,19 +9,9 @@ import sys
 import types
 
 import pytest
+from records import row
 
 from vpa import record, report
-
-
-def row(rows: int, arm: str, median: float | None, wrong: int | None = 0, **more) -> dict:
-    samples = [] if median is None else [median - 1, median, median + 1]
-    return {
-        "rows": rows, "dtype": "bfloat16", "input": "random", "seed": 0, "vocab": 131072, "tp": 4, "columns": 32768,
-        "layout": "packed", "backend": "raw", "gather": "excluded", "mode": "captured", "cache": "hot", "arm": arm,
-        "external": False, "kernels": None, "wrong": wrong, "skipped": "", "calls": 20, "samples_us": samples,
-        "median_us": median, **more,
-    }  # fmt: skip
-
 
 ROWS = [
     row(1, "get_top_tokens", None, 0),
@@ -81,6 +71,18 @@ def test_a_record_reads_back_as_it_was_written(tmp_path):
     assert "[19.0, 20.0, 21.0]" in path.read_text()
 
 
+def test_rows_of_older_records_have_no_parts(tmp_path, capsys):
+    path = tmp_path / "record.json"
+    record.write(str(path), "headline", record.environment(), ROWS)
+    content = json.loads(path.read_text())
+    for old in content["rows"]:
+        del old["part"], old["strides"]
+    path.write_text(json.dumps(content))
+    assert record.read(path)["rows"] == ROWS
+    assert report.main([str(path), "--summary"]) == 2
+    assert "has no times of parts, as compare takes them; it has headline" in capsys.readouterr().err
+
+
 def test_reports_of_records(tmp_path, capsys):
     path = tmp_path / "record.json"
     record.write(str(path), "headline", record.environment(), ROWS)
@@ -106,6 +108,8 @@ def test_reports_of_some_arms_and_one_mode(tmp_path, capsys):
         (["--arms", ""], "has no arm ''; it has existing (torch), fused"),
         (["--mode", "eager", "--arms", "fused"], "has no eager times; it has captured hot"),
         (["--cache", "cold"], "has no cold times; it has captured hot"),
+        (["--dtype", "float16"], "has no float16 times; it has captured hot bfloat16"),
+        (["--input", "ties", "--mode", "captured"], "has no captured ties times; it has captured hot random"),
         (["--mode", "captured", "--cache", "cold"], "has no captured cold times; it has captured hot"),
     ],
 )
@@ -163,6 +167,7 @@ def test_what_is_no_record_is_refused(text, tmp_path, capsys):
         (["rows", 2, "median_us"], 0, "rows[2] has samples and a median_us of 0; it is above 0"),
         (["rows", 2, "kernels"], 10**400, "rows[2].kernels is 1000"),
         (["rows", 2, "cache"], ..., "rows[2] has no cache"),
+        (["rows", 2, "part"], 1, "rows[2].part is 1; a text"),
     ],
 )
 def test_a_record_of_other_kinds_is_refused(where, value, message, tmp_path, capsys):

@@ -128,7 +128,7 @@ def test_a_wrong_token_is_exit_code_1(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nonsense"], "no experiment 'nonsense'; there are headline"),
+        (["nonsense"], "no experiment 'nonsense'; there are compare, headline"),
         (["/no/such.toml"], "experiment file /no/such.toml: "),
         (["--rows", "1,two"], "--rows is '1,two'; integers with commas"),
         (["--rows", "-1"], "rows has -1; integers from 0 to 1073741824"),
@@ -170,7 +170,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
         ("[cpu]\nexperiment = 'mine'", "no setting 'experiment'; there are kind,"),
         ("seed = 0x" + "f" * 5000, "experiment file"),
         ("rounds = 1000000000", "rounds is 1000000000; an integer from 1 to 10000"),
-        ("kind = 'timing'", "kind is 'timing'; headline, numpy_backend are accepted"),
+        ("kind = 'timing'", "kind is 'timing'; headline, numpy_backend, compare are accepted"),
         ("backend = 'cuda'", "backend is 'cuda'; numpy, raw"),
         ("rows = 5", "rows is 5; a list of integers from 0 to 1073741824"),
         ("rows = []", "rows is []; a list of"),
@@ -218,6 +218,56 @@ def test_the_numpy_backends_benchmark(capsys):
     assert run.main(["numpy-backend", "--rows", "2", "--vocab", "3000", "--dtype", "fp16"]) == 0
     printed = capsys.readouterr().out
     assert "numpy argmax" in printed and printed.rstrip().endswith("all tokens right")
+
+
+def test_comparing_runs_on_a_cpu(capsys, tmp_path):
+    path = tmp_path / "out.json"
+    assert run.main(["compare", "--rows", "1,8,3,0", "--vocab", "3001", "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "contiguous, tp 4, random, host, hot cache, gather excluded, summary:" in printed
+    assert printed.rstrip().endswith("all tokens right")
+    rows = record.read(path)["rows"]
+    assert all(row["samples_us"] and row["wrong"] == (None if row["arm"].startswith("floor") else 0) for row in rows)
+    assert {(row["arm"], row["part"]) for row in rows} == {
+        *((arm, part) for arm in ("numpy", "existing (numpy)") for part in ("pair", "local", "finish")),
+        ("numpy (again)", "pair"),
+        ("floor: plain read", ""),
+        ("floor: copy", ""),
+    }
+    points = {(row["rows"], row["dtype"], row["strides"], row["input"]) for row in rows}
+    main = ("bfloat16", "contiguous", "random")
+    assert points == {
+        *((size, *main) for size in (1, 8, 3)),
+        *((size, "bfloat16", strides, "random") for size in (1, 8) for strides in ("column-major", "row gap")),
+        *((size, dtype, "contiguous", "random") for size in (1, 8) for dtype in ("float16", "float32")),
+        *((8, "bfloat16", "contiguous", family) for family in FAMILIES if family != "random"),
+    }
+
+
+def test_comparing_only_checks_where_that_is_asked_for(capsys, tmp_path, monkeypatch):
+    arguments = ["compare", "--rows", "8", "--vocab", "300", "--dtype", "fp32", "--check-only"]
+    assert run.main([*arguments, "--json", str(tmp_path / "out.json")]) == 0
+    rows = record.read(tmp_path / "out.json")["rows"]
+    assert not any(row["samples_us"] or row["arm"].startswith("floor") for row in rows)
+    capsys.readouterr()
+    from vpa.backends import numpy_
+
+    right = numpy_.local_argmax_candidates
+    monkeypatch.setattr(numpy_, "local_argmax_candidates", lambda *arguments: None)
+    assert run.main(arguments) == 1  # nothing was written: what was there before must not pass for it
+    monkeypatch.setattr(numpy_, "local_argmax_candidates", right)
+    assert "all tokens right" not in capsys.readouterr().out
+
+
+def test_comparing_with_one_rank_or_empty_ones_or_a_head(head, capsys):
+    small = ["compare", "--rows", "8", "--dtype", "fp16"]
+    assert run.main([*small, "--tp", "1", "--vocab", "300"]) == 0
+    assert "floor: copy" not in capsys.readouterr().out
+    assert run.main([*small, "--tp", "4", "--vocab", "65"]) == 0
+    assert "without existing (numpy): it adds one number" in capsys.readouterr().out
+    assert run.main([*small, "--lm-head", str(head)]) == 0
+    printed = capsys.readouterr().out
+    assert "tp 4, head, host" in printed and "zeros" not in printed
 
 
 def test_a_batch_script_of_slurm_is_no_job_step(monkeypatch):
@@ -359,6 +409,21 @@ class TestOnAGpu:
                 assert row["kernels"] in (None, 2)
         assert {"existing (cupy)", "fused", "floor: plain read", "floor: empty kernel"} <= {row["arm"] for row in timed}
 
+    def test_comparing(self, tmp_path):
+        path = tmp_path / "out.json"
+        assert run.main(["compare", "--rows", "8", "--dtype", "bf16", "--json", str(path)]) == 0
+        rows = record.read(path)["rows"]
+        timed = [row for row in rows if row["samples_us"]]
+        assert {(row["mode"], row["cache"]) for row in timed} == {
+            ("captured", "hot"),
+            ("captured", "cold"),
+            ("eager", "hot"),
+            ("host", "hot"),
+        }
+        assert {"raw", "existing (cupy)", "floor: copy", "numpy"} <= {row["arm"] for row in timed}
+        assert not any(row["wrong"] for row in timed if not row["external"])
+        assert not any(row["wrong"] for row in timed if row["input"] == "random"), "peers are right on numbers"
+
     def test_every_family_and_dtype_on_every_backend(self):
         for name in ("raw", "numba"):
             assert run.main(["--rows", "1,3", "--vocab", "3000", "--backend", name, "--check-only"]) == 0
@@ -437,7 +502,7 @@ class TestJobs:
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     def test_bad_usage_is_said_once(self, ranks):
-        for arguments in (["nonsense"], ["--tp", "3"], ["--comm", "emulated"]):
+        for arguments in (["nonsense"], ["--tp", "3"], ["--comm", "emulated"], ["compare"]):
             done = ranks(2, ["-m", "vpa.run", *arguments], timeout=60)
             assert done.returncode == 2
             assert done.stderr.count("vpa.run: ") == 1, done.stderr

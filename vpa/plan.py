@@ -52,6 +52,10 @@ class Plan:
                 return splits
         return self._splits(LOADS)
 
+    def in_one_kernel(self, rows: int) -> bool:
+        """Whether a block for each row, which needs no pick where there is one rank, keeps the GPU as busy."""
+        return self.multiprocessors > 0 and (rows >= self.multiprocessors or self.splits(rows) == 1)
+
     def most_candidates(self, max_rows: int) -> int:
         """The most candidates that any number of rows up to ``max_rows`` gives."""
         if not self.multiprocessors:

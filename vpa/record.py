@@ -46,6 +46,9 @@ _ROW = {
     "samples_us": (list,), "median_us": (*_NUMBER, _NONE),
 }  # fmt: skip
 
+#: What rows of older records lack, and its value there.
+_ROW_SINCE = {"part": "", "strides": ""}
+
 
 def environment(comm: Any = None) -> dict[str, Any]:
     """Versions, devices, ranks and revision. With a communicator, of all its ranks: every rank calls it."""
@@ -112,6 +115,12 @@ def read(path: str | Path) -> dict[str, Any]:
     return record
 
 
+def device(env: dict[str, Any]) -> str:
+    """What the ranks ran on: the first rank's GPU, or its CPU."""
+    gpus = [rank["gpu"]["name"] for rank in env["ranks"] if rank["gpu"]]
+    return gpus[0] if gpus else env["ranks"][0]["cpu"]
+
+
 def command(ranks: int = 1) -> str:
     """The command line of this run, as a user would type it."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
@@ -121,7 +130,7 @@ def command(ranks: int = 1) -> str:
 
 
 def _check(record: dict[str, Any]) -> None:
-    """Raise ``ValueError`` unless a report can be made of the record."""
+    """Raise ``ValueError`` unless a report can be made of the record. Adds what an older one lacks."""
     _check_part("the record", record, _RECORD)
     env = record["environment"]
     _check_part("environment", env, _ENVIRONMENT)
@@ -138,6 +147,8 @@ def _check(record: dict[str, Any]) -> None:
     for number, row in enumerate(record["rows"]):
         name = f"rows[{number}]"
         _check_part(name, row, _ROW)
+        for key, value in _ROW_SINCE.items():
+            _check_part(name, {key: row.setdefault(key, value)}, {key: (str,)})
         for sample in row["samples_us"]:
             _check_part(name, {"samples_us": sample}, {"samples_us": _NUMBER})
         if row["samples_us"] and not (row["median_us"] or 0) > 0:

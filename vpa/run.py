@@ -150,6 +150,8 @@ def _settled(plan: _Plan, comm: Any) -> tuple[Settings, Job, str]:
     settings = plan.settle(gpu)
     if not emulates and plan.given["tp"] not in (None, comm.size):
         raise UsageError(f"--tp is {settings.tp}, the job has {comm.size} ranks; --tp is for one process that emulates")
+    if settings.kind in bench_settings.ONE_PROCESS and comm.size > 1:
+        raise UsageError(f"{settings.experiment} is for one process, which emulates ranks; this job has {comm.size}")
     if settings.backend in ("raw", "numba") and not gpu:
         raise UsageError(f"--backend {settings.backend} needs a GPU on every rank, and there is none; numpy does not")
     if settings.backend in backends.HOST and comm.transport == "nccl":

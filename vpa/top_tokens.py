@@ -11,9 +11,12 @@ import numpy as np
 
 from vpa import arrays, backends
 from vpa.comm import agree, check_communicator
-from vpa.plan import SPLITS, Plan
+from vpa.plan import Plan
 from vpa.scan import candidates_shape, check
 from vpa.vocab import VocabShard, positive
+
+#: For host arrays, whatever GPUs there are.
+_HOST_PLAN = Plan.agreed(None, 1)
 
 _TOKENS = np.dtype(np.int64)
 
@@ -51,7 +54,7 @@ def get_top_tokens(
     tokens = arrays.namespace(taken.array).empty(rows, np.int64)
     if rows:
         buffers = _Buffers.fresh(taken.array, plan.splits(rows) * rows, shard.tp_size, layout)
-        steps = _Steps.of(module, taken.array, shard, layout, plan.splits(rows), buffers, tokens)
+        steps = _Steps.of(module, taken.array, shard, layout, plan, buffers, tokens)
         steps.enqueue(taken.array, comm, tokens)
     return taken.give_back(tokens)
 
@@ -144,12 +147,12 @@ class TopTokens:
         except Exception as failure:
             error = failure
         agree(self.comm, {} if error else {"function": "TopTokens.capture", **_of_call(array)}, error)
-        rows, splits = len(array), self._plan.splits(len(array))
+        rows = len(array)
         tokens = arrays.namespace(array).empty(rows, np.int64)
         enqueue, buffers = None, None
         if rows:
-            buffers = _Buffers.fresh(array, rows * splits, self.shard.tp_size, self.layout)
-            steps = _Steps.of(module, array, self.shard, self.layout, splits, buffers, tokens)
+            buffers = _Buffers.fresh(array, rows * self._plan.splits(rows), self.shard.tp_size, self.layout)
+            steps = _Steps.of(module, array, self.shard, self.layout, self._plan, buffers, tokens)
 
             def enqueue() -> None:
                 steps.enqueue(array, self.comm, tokens)
@@ -182,12 +185,12 @@ class TopTokens:
         steps = self._steps.pop(kind, None)
         if steps is None:
             host, name = arrays.is_host(logits), arrays.namespace(logits).__name__
-            splits = SPLITS if host else self._plan.splits(len(logits))
+            plan = _HOST_PLAN if host else self._plan
             if name not in self._buffers:
-                most = self.max_rows * SPLITS if host else self._plan.most_candidates(self.max_rows)
+                most = plan.most_candidates(self.max_rows)
                 self._buffers[name] = _Buffers.fresh(logits, most, self.shard.tp_size, self.layout)
             module = backends.select(self.backend, logits)
-            steps = _Steps.of(module, logits, self.shard, self.layout, splits, self._buffers[name], tokens)
+            steps = _Steps.of(module, logits, self.shard, self.layout, plan, self._buffers[name], tokens)
             if len(self._steps) >= _KINDS_KEPT:
                 del self._steps[next(iter(self._steps))]  # the one that was used longest ago
         self._steps[kind] = steps
@@ -278,34 +281,43 @@ class _Steps:
     """Scan, gather and pick of one kind of call, on checked arguments, with the memory between them.
 
     scan: (logits, candidates), pick: (gathered, tokens); where the backend can, they are packed for these shapes.
+    whole: (logits, tokens), where one kernel does both; None elsewhere.
     """
 
     scan: Any
     pick: Any
     candidates: Any
     gathered: Any
+    whole: Any = None
 
     @classmethod
     def of(
-        cls, module: ModuleType, like: Any, shard: VocabShard, layout: str, splits: int, buffers: _Buffers, tokens: Any
+        cls, module: ModuleType, like: Any, shard: VocabShard, layout: str, plan: Plan, buffers: _Buffers, tokens: Any
     ) -> _Steps:
-        """The steps for rows >= 1 of logits alike, in the leading parts of ``buffers``."""
+        """The steps for rows >= 1 of logits like ``like``, in the leading parts of ``buffers``."""
         rows = len(like)
+        splits = plan.splits(rows)
         lines, numbers = candidates_shape(rows, layout, splits)
         candidates = buffers.candidates[: lines * numbers].reshape(lines, numbers)
         gathered = buffers.gathered[: shard.tp_size * lines * numbers].reshape(-1, numbers)
-        if hasattr(module, "prepare_scan"):
-            scan = module.prepare_scan(like, shard, layout, splits, candidates)
-            return cls(scan, module.prepare_pick(gathered, rows, tokens), candidates, gathered)
-        return cls(
-            lambda logits, out: module.local_argmax_candidates(logits, shard, layout, splits, out),
-            lambda gathered, out: module.pick_from_candidates(gathered, rows, out),
-            candidates,
-            gathered,
-        )
+        if not hasattr(module, "prepare_scan"):
+            return cls(
+                lambda logits, out: module.local_argmax_candidates(logits, shard, layout, splits, out),
+                lambda gathered, out: module.pick_from_candidates(gathered, rows, out),
+                candidates,
+                gathered,
+            )
+        whole = None
+        if shard.tp_size == 1 and like.strides[1] == like.itemsize and plan.in_one_kernel(rows):
+            whole = module.prepare_tokens(like, shard, tokens)
+        scan = module.prepare_scan(like, shard, layout, splits, candidates)
+        return cls(scan, module.prepare_pick(gathered, rows, tokens), candidates, gathered, whole)
 
     def enqueue(self, logits: Any, comm: Any, tokens: Any) -> None:
         """Write the tokens of ``logits`` to ``tokens``."""
+        if self.whole is not None:
+            self.whole(logits, tokens)
+            return
         self.scan(logits, self.candidates)
         if comm.size > 1:
             comm.all_gather(self.candidates, self.gathered)

@@ -36,6 +36,13 @@ def run(launch: launches.Launch, warp_size: int = 32, order="forward", text: str
     kernel((launch.grid,), (launch.block,), launch.args, block_order=order)
 
 
+def numpy_candidates(host: np.ndarray, shard: VocabShard, layout: str) -> np.ndarray:
+    shape = candidates_shape(len(host), layout, 8)
+    candidates = np.empty(shape, np.uint64 if layout == "packed" else np.float32)
+    numpy_.local_argmax_candidates(host, shard, layout, 8, candidates)
+    return candidates
+
+
 def scan_launch(
     shard: VocabShard, dtype: str, memory: str, layout: str, rows: int = 3, shift: int = 1
 ) -> tuple[launches.Launch, np.ndarray]:
@@ -43,9 +50,8 @@ def scan_launch(
     host = make_shard("ties", 1, rows, shard, DTYPES[dtype])
     logits = laid_out(host, memory, shift=shift)
     logits.flags.writeable = False
-    out = np.zeros(candidates_shape(rows, layout, 8), np.uint64 if layout == "packed" else np.float32)
-    expected = np.empty_like(out)
-    numpy_.local_argmax_candidates(host, shard, layout, 8, expected)
+    expected = numpy_candidates(host, shard, layout)
+    out = np.zeros_like(expected)
     return launches.scan(logits, shard, layout, 8, out), expected
 
 
@@ -74,6 +80,20 @@ def test_scan_by_columns(shard, dtype, warp_size):
         for order in ORDERS:
             run(launch, warp_size, order)
             assert launch.args[-1].tobytes() == expected.tobytes(), (memory, layout, order)
+
+
+@pytest.mark.parametrize("warp_size", WARPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_in_one_kernel(dtype, warp_size):
+    for name, memory in itertools.product(SHARDS, ("contiguous", "odd_rows")):
+        shard = SHARDS[name]
+        host = make_shard("ties", 1, 3, shard, DTYPES[dtype])
+        candidates = numpy_candidates(host, shard, "packed")
+        ids, expected = np.zeros(3, np.int64), np.empty(3, np.int64)
+        numpy_.pick_from_candidates(candidates, 3, expected)
+        for order in ORDERS:
+            run(launches.tokens(laid_out(host, memory), shard, ids), warp_size, order)
+            assert np.array_equal(ids, expected), (name, memory, order)
 
 
 @pytest.mark.parametrize("warp_size", WARPS)

@@ -39,6 +39,7 @@ def _scans():
             for view in (logits, strided, *column_major):
                 for layout in ("packed", "pairs"):
                     yield launches.scan(view, shard, layout, 8, None)
+            yield launches.tokens(logits, shard, None)
 
 
 def _picks():

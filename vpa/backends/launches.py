@@ -52,8 +52,9 @@ class ScanShape:
     once: bool
 
 
-def scan_shape(columns: int, dtype: np.dtype, contiguous: bool) -> ScanShape:
-    """The shape for splits of ``columns`` columns: 256 threads, fewer where a split has no work for them.
+def scan_shape(columns: int, dtype: np.dtype, contiguous: bool, most_threads: int = plan.THREADS) -> ScanShape:
+    """The shape for splits of ``columns`` columns: 256 threads, fewer where a split has no work for them, more where
+    that many are allowed and a split does not fit into the registers of fewer.
 
     A split that fits into registers, up to 4 loads a thread, stays there, where the search then finds the column. A
     larger one is walked two loads at a time: on one H200 within 2 % of the best for bf16 [64 .. 1024, 128256].
@@ -62,6 +63,8 @@ def scan_shape(columns: int, dtype: np.dtype, contiguous: bool) -> ScanShape:
     threads = min(max(-(-work // 32) * 32, 32), plan.THREADS)
     if not contiguous:
         return ScanShape(threads, 1, False)
+    while threads < most_threads and work > threads * plan.LOADS:
+        threads *= 2
     for loads in (1, 2, plan.LOADS):
         if work <= threads * loads:
             return ScanShape(threads, loads, True)
@@ -88,11 +91,19 @@ def scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> 
     return scan_by_rows(logits, shard, layout, splits, out)
 
 
-def scan_by_rows(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Launch:
+def tokens(logits: Any, shard: VocabShard, out: Any) -> Launch:
+    """The launch that does it all for a vocabulary on one rank, [rows >= 1, width]: a block takes a whole row, and
+    writes its id to ``out`` int64 [rows]."""
+    return scan_by_rows(logits, shard, "ids", 1, out, most_threads=1024)
+
+
+def scan_by_rows(
+    logits: Any, shard: VocabShard, layout: str, splits: int, out: Any, most_threads: int = plan.THREADS
+) -> Launch:
     """The launch of a scan whose neighbouring threads read neighbouring columns."""
     chunk = split_chunk(shard.num_valid, splits)
     contiguous = logits.strides[1] == logits.dtype.itemsize
-    shape = scan_shape(min(chunk, shard.num_valid), logits.dtype, contiguous)
+    shape = scan_shape(min(chunk, shard.num_valid), logits.dtype, contiguous, most_threads)
     defines = _scan_defines(logits, shard, layout, splits)
     defines.update(contiguous=int(contiguous), threads=shape.threads, loads=shape.loads, once=int(shape.once))
     blocks = _checked_grid(len(logits) * splits, f"{len(logits)} rows of {splits} splits")
@@ -104,15 +115,25 @@ def scan_by_columns(logits: Any, shard: VocabShard, layout: str, splits: int, ou
     """The launch of a scan whose neighbouring threads read neighbouring rows."""
     rows, chunk, itemsize = len(logits), split_chunk(shard.num_valid, splits), logits.dtype.itemsize
     wide = _in_whole_loads(logits)
-    lanes = 2 if wide else SIDE_BY_SIDE
+    lanes = _lanes(rows, itemsize) if wide else SIDE_BY_SIDE
     columns = max(min(chunk, shard.num_valid), 1)
-    threads = min(-(-columns * lanes // 32) * 32, 512)
+    loads = 8 if rows >= 1024 and itemsize == 2 else 4
+    threads = min(-(-(-(-columns // loads) * lanes) // 32) * 32, 512)
     defines = _scan_defines(logits, shard, layout, splits)
-    defines.update(threads=threads, wide=int(wide), lanes=lanes, loads=8)
+    defines.update(threads=threads, wide=int(wide), lanes=lanes, loads=loads)
     tile = lanes * (16 // itemsize if wide else 1)
     blocks = _checked_grid(-(-rows // tile) * splits, f"{rows} rows of {splits} splits")
     args = (logits, np.int64(rows), *_strides(logits), np.int64(chunk), _ranges(shard), out)
     return Launch("local_argmax_columns", defines, blocks, threads, args)
+
+
+def _lanes(rows: int, itemsize: int) -> int:
+    """Threads side by side, 16 bytes of rows each: as many rows in one access as leave enough blocks for the GPU. Best on
+    one H200, bf16 [rows, 32768]: 2 below 1024 rows, 4 there, 8 at 4096 (68 us; 4 took 86)."""
+    lanes = 8 if rows >= 4096 else 4 if rows >= 1024 else 2
+    while lanes > 1 and lanes * 16 // itemsize > rows:
+        lanes //= 2
+    return lanes
 
 
 def _in_whole_loads(logits: Any) -> bool:
@@ -126,7 +147,7 @@ def _in_whole_loads(logits: Any) -> bool:
 def _scan_defines(logits: Any, shard: VocabShard, layout: str, splits: int) -> dict[str, int]:
     return {
         "dtype": DTYPE_CODES[logits.dtype],
-        "pairs": int(layout == "pairs"),
+        "write": ("packed", "pairs", "ids").index(layout),  # VPA_WRITE of split.cuh
         "splits": splits,
         "ranges": max(len(shard.ranges), 1),
     }

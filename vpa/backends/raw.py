@@ -27,3 +27,8 @@ def prepare_scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: 
 def prepare_pick(gathered: Any, num_rows: int, out: Any) -> Prepared:
     """``pick_from_candidates`` packed once, for calls with other ``(gathered, out)`` of the same kind; rows >= 1."""
     return Prepared(launches.pick(gathered, num_rows, out))
+
+
+def prepare_tokens(logits: Any, shard: VocabShard, out: Any) -> Prepared:
+    """Scan and pick of a vocabulary on one rank in one kernel, for calls with other ``(logits, out)``; rows >= 1."""
+    return Prepared(launches.tokens(logits, shard, out))

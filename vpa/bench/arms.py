@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from vpa import arrays
+from vpa.bench.job import to_host
 from vpa.scan import SPLITS, candidates_shape
 from vpa.vocab import VocabShard
 
@@ -29,31 +30,60 @@ class Arm:
 
     contribution: rows -> (shape, dtype). wrap: a NumPy or CuPy array as the arm's own library sees it, done once.
     local: (wrapped logits, shard, wrapped out) writes the rank's contribution to ``out``. finish: (wrapped gathered
-    [tp * B, ...], rows) -> tokens int64 [B], NumPy's or CuPy's. library: whose CUDA graph captures it. external:
-    others' code, compared with and shown, but not ours to be right.
+    [tp * B, ...], rows) -> tokens int64 [B] of the arm's own library; None for an arm that is a local part alone, whose
+    contribution is the columns [B] of the shard's range. library: whose CUDA graph captures it. to_host: tokens as
+    NumPy's. one_range: takes only shards of one range, with ids that fp32 holds. external: others' code, compared with
+    and shown, but not ours to be right.
     """
 
     name: str
     contribution: Callable[[int], tuple[tuple[int, ...], np.dtype]]
     local: Callable[[Any, VocabShard, Any], None]
-    finish: Callable[[Any, int], Any]
+    finish: Callable[[Any, int], Any] | None
     library: str
     wrap: Callable[[Any], Any] = _same
+    to_host: Callable[[Any], np.ndarray] = to_host
+    one_range: bool = False
     external: bool = False
 
 
-def fused(module: ModuleType, layout: str, library: str, name: str = "fused") -> Arm:
-    """Scan and pick of one of our backends, below the checks of the public functions."""
+def if_installed(make: Callable[[], Arm]) -> Arm | str:
+    """The arm; where a library that it is made of is missing, the reason."""
+    try:
+        return make()
+    except ImportError as error:
+        return " ".join(str(error).split()) or type(error).__name__
+
+
+def fused(
+    module: ModuleType, layout: str, library: str, splits: Callable[[int], int] = lambda _: SPLITS, name: str = "fused"
+) -> Arm:
+    """Scan and pick of one of our backends, below the checks of the public functions; launches are packed once where it
+    can. splits: of a number of rows."""
+    prepares = hasattr(module, "prepare_scan")
+    ready: dict[Any, Callable[..., None]] = {}  # for each kind of call, made at its first, as ``vpa.TopTokens`` does
 
     def contribution(rows: int) -> tuple[tuple[int, ...], np.dtype]:
-        return candidates_shape(rows, layout, SPLITS), arrays.LAYOUTS[layout][1]
+        return candidates_shape(rows, layout, splits(rows)), arrays.LAYOUTS[layout][1]
 
     def local(logits: Any, shard: VocabShard, out: Any) -> None:
-        module.local_argmax_candidates(logits, shard, layout, SPLITS, out)
+        if not prepares:
+            module.local_argmax_candidates(logits, shard, layout, splits(len(logits)), out)
+            return
+        kind = logits.shape, logits.strides, logits.dtype, shard
+        if kind not in ready:
+            ready[kind] = module.prepare_scan(logits, shard, layout, splits(len(logits)), out)
+        ready[kind](logits, out)
 
     def finish(gathered: Any, rows: int) -> Any:
         tokens = arrays.namespace(gathered).empty(rows, np.int64)
-        module.pick_from_candidates(gathered, rows, tokens)
+        if not prepares:
+            module.pick_from_candidates(gathered, rows, tokens)
+            return tokens
+        kind = gathered.shape, rows
+        if kind not in ready:
+            ready[kind] = module.prepare_pick(gathered, rows, tokens)
+        ready[kind](gathered, tokens)
         return tokens
 
     return Arm(name, contribution, local, finish, library)
@@ -62,34 +92,73 @@ def fused(module: ModuleType, layout: str, library: str, name: str = "fused") ->
 def existing(library: str) -> Arm:
     """The existing path in NumPy, or in CuPy as near to torch's nine kernels as its kernels allow."""
     if library == "numpy":
-        return Arm("existing (numpy)", _stacked, _existing_local_numpy, _existing_finish_numpy, library)
-    return Arm("existing (cupy)", _stacked, _existing_local_cupy, _existing_finish_cupy, library)
+        return Arm("existing (numpy)", _stacked, _existing_local_numpy, _existing_finish_numpy, library, one_range=True)
+    return Arm("existing (cupy)", _stacked, _existing_local_cupy, _existing_finish_cupy, library, one_range=True)
 
 
-def existing_torch() -> Arm | None:
-    """The existing path in torch, as engines have it; None where torch or its GPU support is not installed."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    if not torch.cuda.is_available():
-        return None
+def existing_torch() -> Arm:
+    """The existing path in torch, as engines have it. ``ImportError`` where torch or its GPU support is missing."""
+    torch = torch_on_gpu()
 
     def local(logits: Any, shard: VocabShard, out: Any) -> None:
-        start, count, first_id = shard.ranges[0]
-        values, ids = logits[:, start : start + count].max(dim=-1)
-        torch.stack((values.float(), (ids + first_id).float()), dim=-1, out=out)
+        values, ids = _valid(logits, shard).max(dim=-1)
+        torch.stack((values.float(), (ids + shard.ranges[0][2]).float()), dim=-1, out=out)
 
     def finish(gathered: Any, rows: int) -> Any:
-        import cupy
-
         ranks = len(gathered) // rows
         last_dim = gathered.view(ranks, rows, 2).movedim(0, 1).reshape(rows, ranks * 2)  # the rank axis moves: a copy
         by_row = last_dim.view(rows, ranks, 2)
         best = by_row[:, :, 0].argmax(dim=-1, keepdim=True)
-        return cupy.from_dlpack(by_row[:, :, 1].gather(-1, best).squeeze(-1).to(torch.int64))
+        return by_row[:, :, 1].gather(-1, best).squeeze(-1).to(torch.int64)
 
-    return Arm("existing (torch)", _stacked, local, finish, "torch", torch.from_dlpack, external=True)
+    return in_torch("existing (torch)", _stacked, local, finish)
+
+
+def argmax_torch() -> Arm:
+    """``torch.argmax`` over the shard: a local part alone. ``ImportError`` as for ``existing_torch``."""
+    torch = torch_on_gpu()
+
+    def local(logits: Any, shard: VocabShard, out: Any) -> None:
+        torch.argmax(_valid(logits, shard), dim=1, out=out)
+
+    return in_torch("torch.argmax", _columns, local, None)
+
+
+def argmax_cupy() -> Arm:
+    """``cupy.argmax`` over the shard: a local part alone."""
+    import cupy
+
+    def local(logits: Any, shard: VocabShard, out: Any) -> None:
+        cupy.argmax(_valid(logits, shard), axis=1, out=out)
+
+    return Arm("cupy.argmax", _columns, local, None, "cupy", one_range=True, external=True)
+
+
+def in_torch(name: str, contribution: Callable, local: Callable, finish: Callable | None) -> Arm:
+    """An arm of others' code on torch tensors, which share the memory of CuPy's arrays."""
+    return Arm(
+        name, contribution, local, finish, "torch", torch_on_gpu().from_dlpack, lambda tensor: tensor.cpu().numpy(),
+        one_range=True, external=True,
+    )  # fmt: skip
+
+
+def torch_on_gpu() -> ModuleType:
+    """torch; ``ImportError`` where it is not installed, or has no GPU here."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ImportError("this torch has no GPU here")
+    return torch
+
+
+def _columns(rows: int) -> tuple[tuple[int, ...], np.dtype]:
+    return (rows,), np.dtype(np.int64)
+
+
+def _valid(logits: Any, shard: VocabShard) -> Any:
+    """The columns of a shard's one range."""
+    start, count, _ = shard.ranges[0]
+    return logits[:, start : start + count]
 
 
 def _stacked(rows: int) -> tuple[tuple[int, ...], np.dtype]:
@@ -97,11 +166,10 @@ def _stacked(rows: int) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _existing_local_numpy(logits: np.ndarray, shard: VocabShard, out: np.ndarray) -> None:
-    start, count, first_id = shard.ranges[0]
-    values = logits[:, start : start + count].astype(np.float32, copy=False)  # NumPy has no reduction over bf16
+    values = _valid(logits, shard).astype(np.float32, copy=False)  # NumPy has no reduction over bf16
     ids = values.argmax(axis=1)
     out[:, 0] = values[np.arange(len(values)), ids]
-    out[:, 1] = ids + first_id
+    out[:, 1] = ids + shard.ranges[0][2]
 
 
 def _existing_finish_numpy(gathered: np.ndarray, rows: int) -> np.ndarray:
@@ -113,9 +181,8 @@ def _existing_finish_numpy(gathered: np.ndarray, rows: int) -> np.ndarray:
 def _existing_local_cupy(logits: Any, shard: VocabShard, out: Any) -> None:
     import cupy
 
-    start, count, first_id = shard.ranges[0]
-    values, ids = _max_with_index(logits[:, start : start + count])
-    ids = ids + first_id
+    values, ids = _max_with_index(_valid(logits, shard))
+    ids = ids + shard.ranges[0][2]
     cupy.stack((values.astype(np.float32), ids.astype(np.float32)), axis=1, out=out)
 
 

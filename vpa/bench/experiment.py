@@ -57,6 +57,8 @@ def row_of(
     wrong: int | None,
     *,
     external: bool = False,
+    part: str = "",
+    strides: str = "",
     gather: str = "",
     mode: str = "",
     cache: str = "",
@@ -65,13 +67,16 @@ def row_of(
     samples: np.ndarray | None = None,
     skipped: str = "",
 ) -> Row:
-    """A row of the record. Every rank makes the same: ``wrong`` and ``samples`` are those of all ranks."""
+    """A row of the record. Every rank makes the same: ``wrong`` and ``samples`` are those of all ranks.
+
+    part, strides: where an experiment times parts of its arms, and several layouts of memory; else empty.
+    """
     shard = job.shards[0]
     return {
         "rows": rows, "dtype": dtype, "input": name, "seed": settings.seed, "vocab": shard.vocab_size,
         "tp": job.tp_size, "columns": shard.width, "layout": settings.layout, "backend": job.backend, "gather": gather,
-        "mode": mode, "cache": cache, "arm": arm, "external": external, "kernels": kernels, "wrong": wrong,
-        "skipped": skipped, "calls": calls,
+        "mode": mode, "cache": cache, "arm": arm, "part": part, "strides": strides, "external": external,
+        "kernels": kernels, "wrong": wrong, "skipped": skipped, "calls": calls,
         "samples_us": [] if samples is None else [round(float(sample), 3) for sample in samples],
         "median_us": None if samples is None else round(float(np.median(samples)), 3),
     }  # fmt: skip

@@ -12,10 +12,10 @@ from vpa.arrays import is_host, namespace
 
 def empty_kernel() -> Callable[[], None]:
     """A launch of a kernel that does nothing."""
-    from vpa.backends import raw
+    from vpa.backends.launcher import Prepared
     from vpa.backends.launches import Launch
 
-    return lambda: raw.run(Launch("empty", {}, 1, 32, ()))
+    return Prepared(Launch("empty", {}, 1, 32, ()))
 
 
 def plain_read(logits: Any) -> Callable[[], Any]:
@@ -26,7 +26,7 @@ def plain_read(logits: Any) -> Callable[[], Any]:
         return lambda: np.bitwise_or.reduce(words)
     import cupy
 
-    from vpa.backends import raw
+    from vpa.backends.launcher import Prepared
     from vpa.backends.launches import Launch
 
     loads, threads = logits.nbytes // 16, 256
@@ -35,7 +35,9 @@ def plain_read(logits: Any) -> Callable[[], Any]:
     per_thread = 1 if loads < fill * threads else 4
     blocks = min(max(-(-loads // (threads * per_thread)), 1), fill)
     sink = cupy.empty(blocks * threads, np.uint32)
-    launch = Launch(
-        "plain_read", {"threads": threads, "loads": per_thread}, blocks, threads, (logits, np.int64(loads), sink)
+    prepared = Prepared(
+        Launch(
+            "plain_read", {"threads": threads, "loads": per_thread}, blocks, threads, (logits, np.int64(loads), sink)
+        )
     )
-    return lambda: raw.run(launch)
+    return lambda: prepared(logits, sink)  # which also keeps both

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 import vpa
+from vpa import arrays
+from vpa.plan import Plan
 from vpa.vocab import VocabShard, shard_vocab
 
 
@@ -60,6 +62,12 @@ class Job:
         """A host array in the job's library."""
         return self.library.asarray(host)
 
+    def plan(self, logits: Any) -> Plan:
+        """What decides on the splits of logits of this kind. Every rank calls it."""
+        here = 0 if arrays.is_host(logits) else arrays.multiprocessors()
+        fewest = min(self.comm.exchange(here))
+        return Plan.agreed([(shard.num_valid, fewest) for shard in self.shards], logits.dtype.itemsize)
+
     def top_tokens(self, logits: dict[int, Any], layout: str) -> np.ndarray:
         """The tokens that the public functions give for the played ranks' logits, on the host."""
         if self.emulated:
@@ -105,6 +113,14 @@ class Job:
         for theirs in self.comm.exchange(results):
             results.update(theirs)
         return np.concatenate([results[turn] for turn in sorted(results)] or [np.empty(0, np.int64)])
+
+    def shard_argmax(self, logits: Any) -> np.ndarray:
+        """The oracle of the timed rank's shard alone: each row's id among those that the shard holds, on the host."""
+        shard = self.shards[self.timed]
+        ids = np.sort(shard.ids())[shard.width - shard.num_valid :]  # padding, -1, comes first
+        ranges = tuple((start, count, int(np.searchsorted(ids, first))) for start, count, first in shard.ranges)
+        alone = VocabShard(0, 1, shard.num_valid, shard.width, ranges)
+        return ids[Job(vpa.comm.solo(), (alone,), self.library, self.backend).full_argmax({0: logits})]
 
     def largest(self, samples: np.ndarray) -> np.ndarray:
         """The element-wise maximum of every rank's ``samples``: over ranks a time is the slowest's."""

@@ -24,7 +24,10 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", **{name
 
 
 #: Kinds of experiment: modules of ``vpa.bench`` with a function ``run``.
-KINDS = ("headline", "numpy_backend")
+KINDS = ("headline", "numpy_backend", "compare")
+
+#: Kinds that one process runs, which emulates the ranks.
+ONE_PROCESS = ("compare",)
 
 #: How ranks communicate; ``emulated``: one process plays them.
 COMMS = ("auto", "nccl", "mpi", "emulated")
@@ -38,7 +41,7 @@ MAX_LOGITS = 2**30
 class Settings:
     """Everything that decides what an experiment does.
 
-    rows: batch sizes. vocab: vocabulary size. dtypes: of the logits that are checked; the first one is timed. tp: ranks
+    rows: batch sizes. vocab: vocabulary size. dtypes: of the logits; the first one has the most times. tp: ranks
     that one process emulates, if it runs alone. calls: calls of a timed sample. rounds: samples. families: see
     ``vpa.bench.families``. The rest: see ``python -m vpa.run --help``.
     """
