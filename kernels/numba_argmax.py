@@ -1,7 +1,7 @@
-"""Numba CUDA twins of ``local_argmax.cu`` and ``pick.cu``: same entry names, same candidates and ids.
+"""Numba CUDA twins of ``local_argmax.cu`` and ``pick.cu``: same entry names, same steps, same candidates and ids.
 
-What the CUDA source has as ``#define``s is here an argument of the function that makes a kernel. Blocks reduce through
-shared memory alone, so that Numba's simulator, which has no shuffles, runs the very code that a GPU runs.
+What the CUDA source has as ``#define``s is here an argument of the function that makes a kernel. Memory is passed as
+addresses, int64: Numba takes tens of microseconds to look at an array argument, and knows no bf16.
 """
 
 from __future__ import annotations
@@ -11,126 +11,104 @@ import functools
 import numpy as np
 from numba import cuda
 
+from vpa.kernels import numba_device as device
 from vpa.kernels import numba_order as order
-from vpa.kernels.numba_order import i64, u32
-
-#: Per logits dtype: the sign bit, the bits of infinity, and the widening to fp32.
-_WORDS = {
-    "bfloat16": (0x8000, 0x7F80, order.widen_bfloat16),
-    "float16": (0x8000, 0x7C00, order.widen_float16),
-    "float32": (0x80000000, 0x7F800000, order.widen_float32),
-}
+from vpa.kernels import numba_scan as scan
+from vpa.kernels.numba_order import i64, u32, u64
 
 
 @functools.cache
-def local_argmax_candidates(dtype: str, pairs: bool, splits: int, ranges: int, threads: int):
+def local_argmax_candidates(
+    dtype: str, pairs: bool, splits: int, ranges: int, contiguous: bool, threads: int, loads: int, once: bool
+):
     """The scan for logits of ``dtype``: a kernel for ``rows * splits`` blocks of ``threads`` (a multiple of 32).
 
-    Its arguments: words (uint16 or uint32 [n], the memory that the strides can reach), offset of row 0 column 0 in it,
-    row and column stride in words, valid columns of a split, the shard's ranges as a tuple of ``ranges`` tuples
-    (start, count, first_id), and the candidates as [rows * splits, 2] uint32 and as the same memory in fp32.
+    Its arguments: address of row 0 column 0, row and column stride in words, valid columns of a split, the shard's
+    ranges as a tuple of ``ranges`` tuples (start, count, first_id), and the address of the candidates.
     """
-    sign, infinity, widen = u32(_WORDS[dtype][0]), u32(_WORDS[dtype][1]), _WORDS[dtype][2]
-    block_max = _block_max(threads)
+    of = order.of_dtype(dtype)
+    word_bytes, candidate_key = of.word_bytes, of.candidate_key
+    walk, column_in = scan.contiguous(dtype, threads, loads, once) if contiguous else scan.strided(dtype, threads)
+    warps = threads // 32
+    # Blocks that all fit at once hide memory's latency: of 65536 registers, 32 for each of 2048 threads. A loop, or
+    # longer groups of loads, need more than that.
+    registers = 32 if ranges == 1 and once and loads <= 4 else 64
 
-    @cuda.jit
-    def local_argmax_candidates(words, offset, row_stride, column_stride, chunk, shard_ranges, out, out_float):
-        row = i64(cuda.blockIdx.x) // splits
-        split = i64(cuda.blockIdx.x) % splits
-        thread = i64(cuda.threadIdx.x)
+    @device.kernel(max_registers=registers)
+    def local_argmax_candidates(logits, row_stride, column_stride, chunk, shard_ranges, out):
+        warp_key = cuda.shared.array(warps, np.uint32)
+        warp_id = cuda.shared.array(warps, np.uint32)
+        block = u32(cuda.blockIdx.x)
+        row, split = i64(block // u32(splits)), i64(block % u32(splits))
+        thread = u32(cuda.threadIdx.x)
+        warp, lane = u32(thread >> u32(5)), u32(thread & u32(31))
         first = split * chunk
-        best_key, best_id = u32(0), u32(0)
-        before = i64(0)
+        best = order.NO_CANDIDATE  # in the lanes of warp 0
+        before = i64(0)  # valid columns in earlier ranges
         for r in range(ranges):
+            start, in_range, first_id = shard_ranges[r]
             skip = max(first - before, i64(0))
-            count = min(first + chunk - before, shard_ranges[r][1]) - skip
-            before += shard_ranges[r][1]
+            count = min(first + chunk - before, in_range) - skip
+            before += in_range
             if count <= 0:
                 continue
-            start = offset + row * row_stride + (shard_ranges[r][0] + skip) * column_stride
-            mine, where = u32(0), i64(0)
-            for column in range(thread, count, threads):
-                key = order.key_of_bits(u32(words[start + column * column_stride]), sign, infinity)
-                if key > mine:
-                    mine, where = key, column
-            key = block_max(mine)
+            run = logits + (row * row_stride + (start + skip) * column_stride) * word_bytes
+            spot = walk(run, column_stride, u32(count), thread)
+            mine = spot[0]
+            of_warp = device.warp_max(mine)
+            if lane == 0:
+                warp_key[warp] = of_warp
+            cuda.syncthreads()
+            key = device.warp_max(warp_key[lane] if lane < warps else u32(0))
             id_complement = u32(0)
-            if mine == key:
-                id_complement = u32(0xFFFFFFFF - (shard_ranges[r][2] + skip + where))
-            id_complement = block_max(id_complement)
-            key = order.key_of_bits(widen(order.bits_of_key(key, sign)), order.FLOAT_SIGN, order.FLOAT_INFINITY)
-            if order.precedes(key, id_complement, best_key, best_id):
-                best_key, best_id = key, id_complement
+            if of_warp == key:
+                if mine == key:
+                    column = column_in(run, u32(count), thread, key, spot)
+                    id_complement = u32(i64(0xFFFFFFFF) - (first_id + skip + i64(column)))
+                id_complement = device.warp_max(id_complement)
+            if lane == 0:
+                warp_id[warp] = id_complement
+            cuda.syncthreads()
+            if warp == 0:
+                id_complement = device.warp_max(warp_id[lane] if lane < warps else u32(0))
+                best = max(best, order.pack(candidate_key(key), id_complement))
         if thread == 0:
-            block = i64(cuda.blockIdx.x)
-            if not pairs:
-                out[block, 0] = best_id  # little-endian uint64: the low word first
-                out[block, 1] = best_key
-            elif best_key == 0:
-                out[block, 0] = order.FLOAT_SIGN | order.FLOAT_INFINITY
-                out[block, 1] = order.FLOAT_INFINITY
+            to = out + (i64(block) << 3)
+            if pairs:
+                value, number = order.pair_of_packed(best)
+                device.store_u32(to, value)
+                device.store_u32(to + 4, number)
             else:
-                if best_key == order.ALL_ONES:
-                    out[block, 0] = order.FLOAT_NAN
-                else:
-                    out[block, 0] = order.bits_of_key(best_key, order.FLOAT_SIGN)
-                out_float[block, 1] = np.float32(0xFFFFFFFF - i64(best_id))
+                device.store_u64(to, best)
 
     return local_argmax_candidates
 
 
 @functools.cache
-def pick_from_candidates(pairs: bool, width: int):
-    """The pick: a kernel for one block of 32 threads a row, ``width`` candidates from each rank.
+def pick_from_candidates(pairs: bool, width: int, threads: int):
+    """The pick: a kernel for one warp a row in blocks of ``threads``, ``width`` candidates from each rank.
 
-    Its arguments: the gathered candidates as [ranks * num_rows * width, 2] uint32 and as the same memory in fp32, the
-    number of rows and of ranks, and the ids, int64 [num_rows].
+    Its arguments: the address of the gathered candidates, the number of rows and of ranks, and that of the ids.
     """
-    block_max = _block_max(32)
+    warps = threads // 32
 
     @cuda.jit
-    def pick_from_candidates(gathered, gathered_float, num_rows, ranks, ids):
-        row = i64(cuda.blockIdx.x)
-        best_key, best_id = u32(0), u32(0)
-        for i in range(i64(cuda.threadIdx.x), ranks * width, 32):
-            index = (i // width * num_rows + row) * width + i % width
-            key, id_complement = u32(0), u32(0)
-            if not pairs:
-                id_complement, key = gathered[index, 0], gathered[index, 1]
-            elif gathered[index, 1] != order.FLOAT_INFINITY:
-                key = order.key_of_bits(gathered[index, 0], order.FLOAT_SIGN, order.FLOAT_INFINITY)
-                id_complement = u32(0xFFFFFFFF - i64(gathered_float[index, 1]))
-            if order.precedes(key, id_complement, best_key, best_id):
-                best_key, best_id = key, id_complement
-        key = block_max(best_key)
-        id_complement = block_max(best_id if best_key == key else u32(0))
-        if cuda.threadIdx.x == 0:
-            ids[row] = i64(-1) if key == 0 else 0xFFFFFFFF - i64(id_complement)
+    def pick_from_candidates(gathered, num_rows, ranks, ids):
+        row = i64(cuda.blockIdx.x) * warps + i64(cuda.threadIdx.x) // 32
+        if row >= num_rows:
+            return  # a whole warp at a time
+        lane = i64(cuda.threadIdx.x) % 32
+        best = order.NO_CANDIDATE
+        for i in range(lane, ranks * width, 32):
+            address = gathered + ((i // width * num_rows + row) * width + i % width) * 8
+            if pairs:
+                candidate = order.packed_of_pair(device.load_u32(address), device.load_u32(address + 4))
+            else:
+                candidate = device.load_u64(address)
+            best = max(best, candidate)
+        best = order.warp_best_of(best)
+        if lane == 0:
+            token = i64(-1) if best == order.NO_CANDIDATE else i64(0xFFFFFFFF) - i64(best & u64(0xFFFFFFFF))
+            device.store_u64(ids + row * 8, u64(token))
 
     return pick_from_candidates
-
-
-@functools.cache
-def _block_max(threads: int):
-    """A device function: the largest uint32 over a block, in every thread."""
-    lanes = min(threads, 32)
-
-    @cuda.jit(device=True)
-    def block_max(value):
-        values = cuda.shared.array(threads, np.uint32)
-        thread = cuda.threadIdx.x
-        cuda.syncthreads()  # the last call's readers are done
-        values[thread] = value
-        cuda.syncthreads()
-        if thread < lanes:
-            top = values[thread]
-            for other in range(thread + lanes, threads, lanes):
-                top = max(top, values[other])
-            values[thread] = top
-        cuda.syncthreads()
-        top = values[0]
-        for other in range(1, lanes):
-            top = max(top, values[other])
-        return top
-
-    return block_max

@@ -20,7 +20,6 @@ dispatcher = sys.modules[type(cuda.jit(lambda: None)).__module__]
 dispatcher.get_current_device = lambda: types.SimpleNamespace(compute_capability=CAPABILITY)
 
 i64 = numba_types.int64
-PAIRS = numba_types.uint32[:, ::1], numba_types.float32[:, ::1]
 
 
 def ranges(count: int) -> numba_types.UniTuple:
@@ -28,25 +27,28 @@ def ranges(count: int) -> numba_types.UniTuple:
 
 
 def ptx_of(kernel, signature) -> str:
-    ptx, _ = cuda.compile_ptx(kernel.py_func, signature, cc=CAPABILITY)
-    return ptx
+    text, _ = cuda.compile_ptx(kernel.py_func, signature, cc=CAPABILITY)
+    assert f".target sm_{CAPABILITY[0]}{CAPABILITY[1]}" in text
+    assert ".f64" not in text, "64-bit floats, where integers of two kinds were mixed"
+    assert ".local" not in text, "a group of loads that does not lie in registers"
+    return text
 
 
 count = 0
-for dtype, word in (
-    ("bfloat16", numba_types.uint16),
-    ("float16", numba_types.uint16),
-    ("float32", numba_types.uint32),
-):
-    for pairs in (False, True):
-        for number in (1, 2):
-            kernel = numba_argmax.local_argmax_candidates(dtype, pairs, 8, number, 256)
-            text = ptx_of(kernel, (word[::1], i64, i64, i64, i64, ranges(number), *PAIRS))
-            assert f".target sm_{CAPABILITY[0]}{CAPABILITY[1]}" in text
-            assert ".f64" not in text, f"{dtype}: 64-bit floats, where integers of two kinds were mixed"
-            count += 1
+for dtype, larger in (("bfloat16", "max.NaN.bf16x2"), ("float16", "max.NaN.f16x2"), ("float32", "max.NaN.f32")):
+    for number, (pairs, contiguous, loads, once, in_ranges) in enumerate(
+        ((False, True, 4, True, 1), (True, True, 2, False, 1), (True, True, 1, True, 2), (False, False, 1, False, 2))
+    ):
+        kernel = numba_argmax.local_argmax_candidates(dtype, pairs, 8, in_ranges, contiguous, 256, loads, once)
+        text = ptx_of(kernel, (i64, i64, i64, i64, ranges(in_ranges), i64))
+        wide, halves = text.count("ld.global.nc.L1::no_allocate.v4.u32"), text.count(larger)
+        if number == 0:  # nothing was copied: four loads, and a maximum for each word but the first
+            assert (wide, halves) == (4, 15 + (dtype != "float32")), (dtype, wide, halves)
+            assert text.count("redux.sync.max.u32") == 4
+        assert (wide > 0) == contiguous
+        count += 1
 for pairs in (False, True):
-    text = ptx_of(numba_argmax.pick_from_candidates(pairs, 8), (*PAIRS, i64, i64, numba_types.int64[::1]))
-    assert ".f64" not in text
+    text = ptx_of(numba_argmax.pick_from_candidates(pairs, 8, 128), (i64, i64, i64, i64))
+    assert text.count("redux.sync.max.u32") == 2
     count += 1
 print(count, "kernels")

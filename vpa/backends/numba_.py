@@ -7,9 +7,7 @@ import warnings
 from typing import Any
 
 import cupy
-import numpy as np
 from numba import cuda
-from numba.core.errors import NumbaPerformanceWarning
 
 from vpa.backends import launches
 from vpa.kernels import numba_argmax
@@ -18,28 +16,50 @@ from vpa.vocab import VocabShard
 
 def local_argmax_candidates(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> None:
     """Write the best candidate of each split of each row of ``logits`` [rows, width] to ``out`` (``layout``)."""
-    if not len(logits):
-        return
-    launch = launches.scan_by_rows(logits, shard, layout, splits, out)
-    _, row_stride, column_stride, chunk, _, _ = launch.args
-    ranges = shard.ranges or ((0, 0, 0),)
-    words, offset = _memory(logits)
-    kernel = numba_argmax.local_argmax_candidates(
-        logits.dtype.name, layout == "pairs", splits, len(ranges), launch.block
-    )
-    pairs = out.view(np.uint32).reshape(-1, 2)
-    args = (words, offset, row_stride, column_stride, chunk, ranges, pairs, pairs.view(np.float32))
-    _ready(kernel, launch.grid, launch.block)(*args)
+    if len(logits):
+        prepare_scan(logits, shard, layout, splits, out)()
 
 
 def pick_from_candidates(gathered: Any, num_rows: int, out: Any) -> None:
     """Write the id of the best of each row's candidates to ``out`` int64 [num_rows]; -1 where there is none."""
-    if not num_rows:
-        return
+    if num_rows:
+        prepare_pick(gathered, num_rows, out)()
+
+
+def prepare_scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Prepared:
+    """``local_argmax_candidates`` packed once, for calls with other ``(logits, out)`` of the same kind; rows >= 1."""
+    launch = launches.scan_by_rows(logits, shard, layout, splits, out)
+    kernel = numba_argmax.local_argmax_candidates(**{**launch.defines, "dtype": logits.dtype.name})
+    _, row_stride, column_stride, chunk, _, _ = launch.args
+    ranges = shard.ranges or ((0, 0, 0),)
+    return Prepared(kernel, launch, (logits, int(row_stride), int(column_stride), int(chunk), ranges, out))
+
+
+def prepare_pick(gathered: Any, num_rows: int, out: Any) -> Prepared:
+    """``pick_from_candidates`` packed once, for calls with other ``(gathered, out)`` of the same kind; rows >= 1."""
     launch = launches.pick(gathered, num_rows, out)
-    pairs = gathered.view(np.uint32).reshape(-1, 2)
-    kernel = numba_argmax.pick_from_candidates(bool(launch.defines["pairs"]), launch.defines["width"])
-    _ready(kernel, num_rows, 32)(pairs, pairs.view(np.float32), *launch.args[1:])
+    kernel = numba_argmax.pick_from_candidates(**launch.defines)
+    return Prepared(kernel, launch, (gathered, num_rows, len(gathered) // num_rows, out))
+
+
+class Prepared:
+    """A launch that can be made again, on CuPy's current device and stream.
+
+    Arrays given to a call, all of them or none, take the places of the arrays among ``arguments``, in order; they must
+    be alike but for their addresses, which are all that a kernel is given. One thread at a time calls it.
+    """
+
+    def __init__(self, kernel: Any, launch: launches.Launch, arguments: tuple[Any, ...]) -> None:
+        self._kernel, self._grid, self._block = kernel, launch.grid, launch.block
+        self._places = [place for place, argument in enumerate(arguments) if isinstance(argument, cupy.ndarray)]
+        self._arguments = list(arguments)
+        for place in self._places:
+            self._arguments[place] = arguments[place].data.ptr
+
+    def __call__(self, *arrays: Any) -> None:
+        for place, array in zip(self._places, arrays, strict=False):
+            self._arguments[place] = array.data.ptr
+        _ready(self._kernel, self._grid, self._block)(*self._arguments)
 
 
 def _ready(kernel: Any, grid: int, block: int) -> Any:
@@ -53,19 +73,12 @@ def _ready(kernel: Any, grid: int, block: int) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _configured(device: int, kernel: Any, grid: int, block: int, stream: int) -> Any:
     """What ``_ready`` gives. The default streams of all devices have one number, so the device is in the key too."""
+    capability = cuda.get_current_device().compute_capability
+    if capability < (8, 0):
+        raise RuntimeError(
+            f"device {device} has compute capability {capability[0]}.{capability[1]}; backend 'numba' takes 8.0 and "
+            "above: pass backend='raw'"
+        )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumbaPerformanceWarning)  # "grid size 8": one row is a normal call here
+        warnings.simplefilter("ignore")  # "Grid size 8 will likely result in ...": one row is a normal call here
         return kernel[grid, block, cuda.external_stream(stream)]
-
-
-def _memory(logits: Any) -> tuple[Any, np.int64]:
-    """The memory that the array's strides can reach, as words [n], and where element [0, 0] is in it.
-
-    Numba takes no bf16 and no negative strides; words and an offset need neither.
-    """
-    itemsize = logits.dtype.itemsize
-    steps = [(count - 1) * stride // itemsize for count, stride in zip(logits.shape, logits.strides, strict=True)]
-    low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
-    size = 0 if logits.size == 0 else high - low + 1
-    words = cupy.ndarray((size,), f"u{itemsize}", logits.data + low * itemsize)
-    return words, np.int64(-low)

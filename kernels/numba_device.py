@@ -1,0 +1,179 @@
+"""The few instructions that Numba CUDA has no name for, as intrinsics; and what Numba's simulator runs in their place.
+
+Addresses are int64, other integers uint32 unless a name says otherwise. This is the only place where the simulator runs
+other code than a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import numpy as np
+from numba import config, cuda, types
+
+if not config.ENABLE_CUDASIM:
+    from llvmlite import ir
+    from numba.cuda.extending import intrinsic
+
+    kernel = cuda.jit  # the decorators of kernels and of the functions they call
+    function = cuda.jit(device=True, forceinline=True)
+
+    _INTEGERS = {kind: ir.IntType(kind.bitwidth) for kind in (types.uint16, types.uint32, types.uint64)}
+
+    def _assembly(builder: Any, result: Any, text: str, constraints: str, args: Any, meeting: bool = False) -> Any:
+        """An instruction; at a ``meeting`` of lanes, LLVM may not copy it into their branches."""
+        signature = ir.FunctionType(result, [arg.type for arg in args])
+        assembly = ir.InlineAsm(signature, text, constraints, side_effect=meeting)
+        return builder.call(assembly, args, attrs=("convergent",) if meeting else ())
+
+    def _global_pointer(builder: Any, address: Any, kind: Any) -> Any:
+        return builder.inttoptr(address, ir.PointerType(_INTEGERS[kind], addrspace=1))
+
+    def _load(kind: Any, result: Any) -> Any:
+        @intrinsic
+        def load(typingctx, address):
+            def body(context, builder, signature, args):
+                word = builder.load(_global_pointer(builder, args[0], kind), align=kind.bitwidth // 8)
+                return context.cast(builder, word, kind, result)
+
+            return result(types.int64), body
+
+        return load
+
+    def _store(kind: Any) -> Any:
+        @intrinsic
+        def store(typingctx, address, value):
+            def body(context, builder, signature, args):
+                builder.store(args[1], _global_pointer(builder, args[0], kind), align=kind.bitwidth // 8)
+                return context.get_dummy_value()
+
+            return types.void(types.int64, kind), body
+
+        return store
+
+    def _binary(text: str) -> Any:
+        @intrinsic
+        def operate(typingctx, a, b):
+            def body(context, builder, signature, args):
+                return _assembly(builder, ir.IntType(32), text, "=r,r,r", args)
+
+            return types.uint32(types.uint32, types.uint32), body
+
+        return operate
+
+    load_u16, load_u32 = _load(types.uint16, types.uint32), _load(types.uint32, types.uint32)
+    load_u64 = _load(types.uint64, types.uint64)
+    store_u32, store_u64 = _store(types.uint32), _store(types.uint64)
+
+    larger_bfloat16 = _binary("max.NaN.bf16x2 $0, $1, $2;")
+    larger_float16 = _binary("max.NaN.f16x2 $0, $1, $2;")
+    larger_float32 = _binary("{.reg .f32 a, b; mov.b32 a, $1; mov.b32 b, $2; max.NaN.f32 a, a, b; mov.b32 $0, a;}")
+
+    @intrinsic
+    def load_once(typingctx, address):
+        """The four words at a 16-byte boundary, which no thread writes during the launch: no line is kept in L1."""
+        result = types.UniTuple(types.uint32, 4)
+
+        def body(context, builder, signature, args):
+            four = _assembly(
+                builder,
+                ir.LiteralStructType([ir.IntType(32)] * 4),
+                "ld.global.nc.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];",
+                "=r,=r,=r,=r,l",
+                args,
+            )
+            return context.make_tuple(builder, result, [builder.extract_value(four, i) for i in range(4)])
+
+        return result(types.int64), body
+
+    @intrinsic
+    def warp_max(typingctx, value):
+        """The largest value over the 32 lanes of a warp, in every lane."""
+
+        def body(context, builder, signature, args):
+            text = "redux.sync.max.u32 $0, $1, 0xffffffff;"
+            return _assembly(builder, ir.IntType(32), text, "=r,r", args, meeting=True)
+
+        return types.uint32(types.uint32), body
+
+    @intrinsic
+    def float_bits(typingctx, number):
+        """The bits of the fp32 number equal to an integer."""
+
+        def body(context, builder, signature, args):
+            return builder.bitcast(builder.uitofp(args[0], ir.FloatType()), ir.IntType(32))
+
+        return types.uint32(types.uint32), body
+
+    @intrinsic
+    def integer_of_float_bits(typingctx, bits):
+        """The integer equal to the fp32 number with these bits."""
+
+        def body(context, builder, signature, args):
+            return builder.fptoui(builder.bitcast(args[0], ir.FloatType()), ir.IntType(32))
+
+        return types.uint32(types.uint32), body
+
+else:
+    _LANES = [0] * 1024
+    _WARPS = [threading.Barrier(32) for _ in range(32)]  # the simulator runs one block at a time, on Python threads
+
+    def kernel(max_registers):
+        return cuda.jit
+
+    function = cuda.jit(device=True)
+
+    def _read(address: int, kind: Any) -> Any:
+        size = np.dtype(kind).itemsize
+        assert address % size == 0
+        return kind(int.from_bytes(ctypes.string_at(int(address), size), "little"))
+
+    def _write(address: int, value: Any, kind: Any) -> None:
+        assert address % np.dtype(kind).itemsize == 0
+        ctypes.memmove(int(address), kind(value).tobytes(), np.dtype(kind).itemsize)
+
+    def load_u16(address):
+        return np.uint32(_read(address, np.uint16))
+
+    def load_u32(address):
+        return _read(address, np.uint32)
+
+    def load_u64(address):
+        return _read(address, np.uint64)
+
+    def store_u32(address, value):
+        _write(address, value, np.uint32)
+
+    def store_u64(address, value):
+        _write(address, value, np.uint64)
+
+    def load_once(address):
+        assert address % 16 == 0
+        return tuple(_read(address + 4 * i, np.uint32) for i in range(4))
+
+    def larger_bfloat16(a, b):
+        high = larger_float32(a & np.uint32(0xFFFF0000), b & np.uint32(0xFFFF0000)) & np.uint32(0xFFFF0000)
+        return high | larger_float32(a << np.uint32(16), b << np.uint32(16)) >> np.uint32(16)
+
+    def larger_float16(a, b):
+        return np.maximum(np.array([a]).view(np.float16), np.array([b]).view(np.float16)).view(np.uint32)[0]
+
+    def larger_float32(a, b):
+        return np.maximum(a.view(np.float32), b.view(np.float32)).view(np.uint32)
+
+    def warp_max(value):
+        thread = threading.current_thread().threadIdx.x
+        warp = _WARPS[thread // 32]
+        _LANES[thread] = value
+        warp.wait()
+        top = max(_LANES[thread // 32 * 32 : thread // 32 * 32 + 32])
+        warp.wait()
+        return top
+
+    def float_bits(number):
+        return np.float32(number).view(np.uint32)
+
+    def integer_of_float_bits(bits):
+        return np.uint32(bits.view(np.float32))
