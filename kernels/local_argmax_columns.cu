@@ -1,13 +1,13 @@
 // local_argmax_columns.cu: the scan where rows lie side by side, as in a column-major array. Each block takes one split
 // of ROWS rows, so that neighbouring threads read neighbouring rows of one column.
 //
-// A thread takes VPA_LOADS neighbouring columns at a time, 16 bytes of rows each where they are aligned. As in scan.cuh it
-// keeps the largest key, here of each row, and which group of columns raised it: among equal keys the lower group has the
-// lower column. A warp then finds a row's best group among the threads', and in it the column.
+// A thread takes VPA_LOADS neighbouring columns at a time, 16 bytes of rows each where they are aligned. As in scan.cuh
+// it keeps the largest key, here of each row, and which group of columns raised it: among equal keys the lower group
+// has the lower column. A warp then finds a row's best group among the threads', and in it the column.
 //
-// Needs what split.cuh needs; VPA_DTYPE; VPA_THREADS, threads of a block; VPA_WIDE, 1 if every column starts at a 16-byte
-// boundary and has whole 16 bytes of rows; VPA_LANES, threads side by side, a power of two up to 32; VPA_LOADS, columns
-// that a thread has in flight.
+// Needs what split.cuh needs; VPA_DTYPE; VPA_THREADS, threads of a block; VPA_WIDE, 1 if every column starts at a
+// 16-byte boundary and has whole 16 bytes of rows; VPA_LANES, threads side by side, a power of two up to 32; VPA_LOADS,
+// columns that a thread has in flight.
 
 #define WARPS (VPA_THREADS / VPA_WARP)
 #define GROUPS (VPA_THREADS / VPA_LANES)
@@ -54,23 +54,23 @@ VPA_DEVICE void keys_of_group(const Word* run, i64 stride, u32 count, u32 group,
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(VPA_THREADS)
-    local_argmax_columns(const Word* logits,  // row 0, column 0
-                         i64 num_rows,
-                         i64 row_stride,     // words; 1 if VPA_WIDE
-                         i64 column_stride,  // words
-                         i64 chunk,          // valid columns of a split
-                         VPA_GRID_CONSTANT Ranges ranges,
-                         u32* out) {
-    __shared__ u64 found[ROWS][GROUPS + 1];  // key and group; one more, so that neighbouring rows lie in different banks
-    __shared__ u64 row_best[ROWS];                 // kept by lane 0 of the warp that takes the row
+extern "C" __global__ void __launch_bounds__(VPA_THREADS) local_argmax_columns(const Word* logits,  // row 0, column 0
+                                                                               i64 num_rows,
+                                                                               i64 row_stride,  // words; 1 if VPA_WIDE
+                                                                               i64 column_stride,  // words
+                                                                               i64 chunk,  // valid columns of a split
+                                                                               VPA_GRID_CONSTANT Ranges ranges,
+                                                                               u32* out) {
+    __shared__ u64
+        found[ROWS][GROUPS + 1];    // key and group; one more, so that neighbouring rows lie in different banks
+    __shared__ u64 row_best[ROWS];  // kept by lane 0 of the warp that takes the row
     const i64 first_row = (i64)(blockIdx.x / VPA_SPLITS) * ROWS;
     const i64 from = blockIdx.x % VPA_SPLITS * chunk;
     const u32 warp = threadIdx.x / VPA_WARP;
     const u32 lane = threadIdx.x % VPA_WARP;
     const u32 place = threadIdx.x / VPA_LANES;
-    const u32 mine = threadIdx.x % VPA_LANES * MINE;                     // my first row in the block
-    const i64 my_row = smaller(first_row + mine, num_rows - MINE);       // past the end: the last ones again
+    const u32 mine = threadIdx.x % VPA_LANES * MINE;                // my first row in the block
+    const i64 my_row = smaller(first_row + mine, num_rows - MINE);  // past the end: the last ones again
     overlap_with_neighbours();
 
     if (lane == 0) {
@@ -112,8 +112,10 @@ extern "C" __global__ void __launch_bounds__(VPA_THREADS)
         for (u32 row = warp; row < ROWS && first_row + row < num_rows; row += WARPS) {
             u64 best = NO_CANDIDATE;
 #pragma unroll
-            for (u32 g = lane; g < GROUPS; g += VPA_WARP) {
-                best = found[row][g] > best ? found[row][g] : best;
+            for (u32 i = 0; i < (GROUPS + VPA_WARP - 1) / VPA_WARP; i++) {
+                const u32 g = lane + i * VPA_WARP;
+                const u64 other = g < GROUPS ? found[row][g] : NO_CANDIDATE;
+                best = other > best ? other : best;
             }
             best = warp_best_of(best);
             const u32 key = (u32)(best >> 32);

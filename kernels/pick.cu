@@ -3,7 +3,8 @@
 // `gathered` is a dim-0 all-gather: rank r's candidates of row b are line r * num_rows + b, VPA_WIDTH candidates long.
 // No copy that moves the rank axis is needed, since the pick can stride over it.
 //
-// Needs VPA_WIDTH; VPA_PAIRS, as local_argmax.cu; VPA_THREADS, threads of a block: one row for each 32 of them.
+// Needs VPA_WIDTH; VPA_PAIRS, 1 if candidates are fp32 pairs, 0 if packed; VPA_THREADS, threads of a block: one row for
+// each 32 of them.
 
 extern "C" __global__ void __launch_bounds__(VPA_THREADS)
     pick_from_candidates(const void* gathered, i64 num_rows, i64 ranks, i64* ids) {

@@ -82,8 +82,8 @@ VPA_DEVICE Words4 load_once(const Words4* address) {
 #endif
 }
 
-// Where a launch allows it (programmatic dependent launch, compute capability 9.0), the next kernel of the stream may be
-// brought onto the device from here on, and this one waits here for all that came before it. Called before the first
+// Where a launch allows it (programmatic dependent launch, compute capability 9.0), the next kernel of the stream may
+// be brought onto the device from here on, and this one waits here for all that came before it. Called before the first
 // access to memory that another kernel writes or reads; without effect in other launches and on other devices. Pointers
 // of a kernel that calls it are not __restrict__: loads through those may be moved in front of the wait.
 VPA_DEVICE void overlap_with_neighbours() {

@@ -1,11 +1,12 @@
 // scan.cuh: a thread walks its columns of one row, and later names the lowest of them that has the block's best key.
 //
-// While walking, a thread keeps only its largest key and which loads raised it. The column is searched once, at the end,
-// by the threads that hold the block's largest key: searching inside the loop costs more, since some lane of
-// a warp rises in nearly every step.
+// While walking, a thread keeps only its largest key and which loads raised it. The column is searched once, at the
+// end, by the threads that hold the block's largest key: searching inside the loop costs more, since some lane of a
+// warp rises in nearly every step.
 //
 // Needs VPA_DTYPE; VPA_THREADS, threads of a block, a multiple of 32; VPA_CONTIGUOUS, 1 if columns lie side by side,
-// and then VPA_LOADS, how many 16-byte loads a thread has in flight, and VPA_ONCE, 1 if no thread walks more than those.
+// and then VPA_LOADS, how many 16-byte loads a thread has in flight, and VPA_ONCE, 1 if no thread walks more than
+// those.
 
 // Both walks below have the same two functions over columns [0, count) of one row, `stride` words apart:
 //   walk       the largest key among this thread's columns (0 if it has none); `spot` says where it was met;
@@ -22,8 +23,8 @@ struct Spot {
     Words4 group[VPA_LOADS];  // the group that was loaded last
 };
 
-// How many columns come before the first 16-byte boundary. They and those after the last whole load, the edge, are fewer
-// than a warp has lanes: each is read singly by one thread.
+// How many columns come before the first 16-byte boundary. They and those after the last whole load, the edge, are
+// fewer than a warp has lanes: each is read singly by one thread.
 VPA_DEVICE u32 head_of(const Word* run, u32 count) {
     const u32 misaligned = (u32)((u64)run % 16) / (u32)sizeof(Word);
     const u32 head = (WORDS_PER_LOAD - misaligned) % WORDS_PER_LOAD;

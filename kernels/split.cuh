@@ -4,12 +4,12 @@
 // ranges 0, 1, 2, ...; split s of a row takes numbers [s * chunk, (s + 1) * chunk). Padding is never read. An empty
 // split writes "no candidate", which loses to everything real.
 //
-// Needs VPA_SPLITS, splits of a row; VPA_RANGES, ranges of the shard; VPA_WRITE, what becomes of a row's candidates, one
-// of the three below.
+// Needs VPA_SPLITS, splits of a row; VPA_RANGES, ranges of the shard; VPA_WRITE, what becomes of a row's candidates,
+// one of the three below.
 
-#define VPA_PACKED 0  // [rows, splits] u64
-#define VPA_PAIRS 1   // [rows, 2 * splits] fp32 (value, id)
-#define VPA_IDS 2     // one split, one rank: its id is the token, [rows] i64
+#define WRITE_PACKED 0  // [rows, splits] u64
+#define WRITE_PAIRS 1   // [rows, 2 * splits] fp32 (value, id)
+#define WRITE_IDS 2     // one split, one rank: its id is the token, [rows] i64
 
 // By value: a table in global memory would put one more dependent read in front of the scan.
 struct Ranges {
@@ -34,9 +34,9 @@ VPA_DEVICE Run run_of(const Ranges& ranges, i32 r, i64 from, i64 chunk, i64 befo
 
 // Write the best of split number `index`, counted through all rows. Its key is a candidate's, not a logit's.
 VPA_DEVICE void write_candidate(u32* out, i64 index, u64 best) {
-#if VPA_WRITE == VPA_IDS
+#if VPA_WRITE == WRITE_IDS
     ((i64*)out)[index] = id_of_packed(best);
-#elif VPA_WRITE == VPA_PAIRS
+#elif VPA_WRITE == WRITE_PAIRS
     u32 value, id;
     pair_of_packed(best, &value, &id);
     out[2 * index] = value;

@@ -46,7 +46,9 @@ OF_ONE_LIBRARY = {
     "vpa.bench.triton_peer",
     "vpa.comm.nccl",
     "vpa.kernels.numba_argmax",
+    "vpa.kernels.numba_device",
     "vpa.kernels.numba_order",
+    "vpa.kernels.numba_scan",
 }
 
 

@@ -12,10 +12,11 @@ from vpa import kernels
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 
-#: Most registers a thread of each kernel may take: 64 let 1024 threads live on a multiprocessor.
+#: Most registers a thread of each kernel may take: 64 let 1024 threads live on a multiprocessor. Blocks of 32 threads,
+#: of which no device holds more than 32, take more in one kernel.
 REGISTERS = {
     "local_argmax_candidates": 64,
-    "local_argmax_columns": 64,
+    "local_argmax_columns": 72,
     "pick_from_candidates": 64,
     "empty": 16,
     "plain_read": 48,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 
@@ -35,11 +36,12 @@ def _scans():
         for shard in shards:
             logits = np.zeros((1, shard.width), dtype)
             strided = np.zeros((1, 2 * shard.width), dtype)[:, ::2]
-            column_major = [np.empty((rows, shard.width), dtype, order="F") for rows in (8, 9)]
-            for view in (logits, strided, *column_major):
-                for layout in ("packed", "pairs"):
-                    yield launches.scan(view, shard, layout, 8, None)
+            for view, layout in itertools.product((logits, strided), ("packed", "pairs")):
+                yield launches.scan(view, shard, layout, 8, None)
             yield launches.tokens(logits, shard, None)
+        for shard, rows, layout in ((shards[1], 8, "packed"), (shards[1], 9, "pairs"), (shards[-1], 8, "pairs")):
+            yield launches.scan(np.empty((rows, shard.width), dtype, order="F"), shard, layout, 8, None)
+        yield launches.scan(np.empty((1024, 544), dtype, order="F"), shards[-1], "packed", 8, None)
 
 
 def _picks():

@@ -1,7 +1,7 @@
 """What a kernel is launched with, as pure functions of shapes and dtypes: defines, grid, block and arguments.
 
 The ``raw`` backend runs these launches on a GPU, ``simt`` on the CPU: their functions are the two below, with what runs
-a launch bound to them. ``numba`` takes grid and block from here.
+a launch bound to them. ``numba`` takes defines, grid and block from here.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def scan_by_columns(logits: Any, shard: VocabShard, layout: str, splits: int, ou
 
 
 def _lanes(rows: int, itemsize: int) -> int:
-    """Threads side by side, 16 bytes of rows each: as many rows in one access as leave enough blocks for the GPU. Best on
-    one H200, bf16 [rows, 32768]: 2 below 1024 rows, 4 there, 8 at 4096 (68 us; 4 took 86)."""
+    """Threads side by side, 16 bytes of rows each: as many rows in one access as leave enough blocks for the GPU. Best
+    on one H200, bf16 [rows, 32768]: 2 below 1024 rows, 4 there, 8 at 4096 (68 us; 4 took 86)."""
     lanes = 8 if rows >= 4096 else 4 if rows >= 1024 else 2
     while lanes > 1 and lanes * 16 // itemsize > rows:
         lanes //= 2

@@ -29,7 +29,9 @@ def pick_from_candidates(gathered: Any, num_rows: int, out: Any) -> None:
 def prepare_scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Prepared:
     """``local_argmax_candidates`` packed once, for calls with other ``(logits, out)`` of the same kind; rows >= 1."""
     launch = launches.scan_by_rows(logits, shard, layout, splits, out)
-    kernel = numba_argmax.local_argmax_candidates(**{**launch.defines, "dtype": logits.dtype.name})
+    defines = {**launch.defines, "dtype": logits.dtype.name, "pairs": layout == "pairs"}
+    del defines["write"]
+    kernel = numba_argmax.local_argmax_candidates(**defines)
     _, row_stride, column_stride, chunk, _, _ = launch.args
     ranges = shard.ranges or ((0, 0, 0),)
     return Prepared(kernel, launch, (logits, int(row_stride), int(column_stride), int(chunk), ranges, out))
