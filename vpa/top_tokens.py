@@ -109,7 +109,7 @@ class TopTokens:
         taken, kind, error = None, None, None
         try:
             taken = arrays.given(logits, "logits")
-            kind = _kind_of(taken.array)
+            kind = arrays.kind_of(taken.array)
             if kind not in self._steps:  # arrays of a kind that was called with before have passed these checks
                 self._check(taken.array)
             capturing = not arrays.is_host(taken.array) and arrays.is_capturing()
@@ -209,14 +209,6 @@ class TopTokens:
             event = self._last[1] if self._last is not None else cupy.cuda.Event(disable_timing=True)
             event.record(stream)
             self._last = (place, event)
-
-
-def _kind_of(logits: Any) -> tuple[Any, ...]:
-    """What a packed call depends on: two arrays of one kind differ in their contents and, by 16 bytes, their place."""
-    if arrays.is_host(logits):
-        return "numpy", logits.shape, logits.strides, logits.dtype, logits.ctypes.data % 16
-    current = arrays.namespace(logits).cuda.runtime.getDevice()
-    return current, logits.device.id, logits.shape, logits.strides, logits.dtype, logits.data.ptr % 16
 
 
 class CapturedTopTokens:

@@ -29,7 +29,7 @@ def test_the_points_on_a_gpu():
         ("random", "bfloat16"), ("random", "float16"), ("random", "float32"),
     ]  # fmt: skip
     main = found[0][2]
-    assert len(set(main)) == len(main) == 13 + 2 * 4 + 5 + 5 + 3
+    assert len(set(main)) == len(main) == 13 + 2 * 4 + 4 + 5 + 3
     assert sum(len(points) for _, _, points in found) == len(main) + 2 * 4 + 6 * 2
     assert {point.mode for point in main} == {"captured", "eager", "host"}
     assert {family for family, *_ in compare.points_of(SETTINGS, gpu=True, head=True)} == {"random"}

@@ -19,14 +19,14 @@ local_argmax_candidates = functools.partial(launches.local_argmax_candidates, ru
 pick_from_candidates = functools.partial(launches.pick_from_candidates, run)
 
 
-def prepare_scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Prepared:
+def prepare_scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any, overlap: bool = True) -> Prepared:
     """``local_argmax_candidates`` packed once, for calls with other ``(logits, out)`` of the same kind; rows >= 1."""
-    return Prepared(launches.scan(logits, shard, layout, splits, out))
+    return Prepared(launches.scan(logits, shard, layout, splits, out), overlap)
 
 
-def prepare_pick(gathered: Any, num_rows: int, out: Any) -> Prepared:
+def prepare_pick(gathered: Any, num_rows: int, out: Any, overlap: bool = True) -> Prepared:
     """``pick_from_candidates`` packed once, for calls with other ``(gathered, out)`` of the same kind; rows >= 1."""
-    return Prepared(launches.pick(gathered, num_rows, out))
+    return Prepared(launches.pick(gathered, num_rows, out), overlap)
 
 
 def prepare_tokens(logits: Any, shard: VocabShard, out: Any) -> Prepared:

@@ -70,7 +70,7 @@ def fused(
         if not prepares:
             module.local_argmax_candidates(logits, shard, layout, splits(len(logits)), out)
             return
-        kind = logits.shape, logits.strides, logits.dtype, shard
+        kind = shard.rank, arrays.kind_of(logits)
         if kind not in ready:
             ready[kind] = module.prepare_scan(logits, shard, layout, splits(len(logits)), out)
         ready[kind](logits, out)
@@ -80,13 +80,26 @@ def fused(
         if not prepares:
             module.pick_from_candidates(gathered, rows, tokens)
             return tokens
-        kind = gathered.shape, rows
+        kind = rows, arrays.kind_of(gathered)
         if kind not in ready:
             ready[kind] = module.prepare_pick(gathered, rows, tokens)
         ready[kind](gathered, tokens)
         return tokens
 
     return Arm(name, contribution, local, finish, library)
+
+
+def one_kernel(module: ModuleType, library: str, name: str) -> Arm:
+    """A local part alone, by the kernel that gives tokens where one rank has the whole vocabulary."""
+    ready: dict[Any, Callable[..., None]] = {}
+
+    def local(logits: Any, shard: VocabShard, out: Any) -> None:
+        kind = shard.rank, arrays.kind_of(logits)
+        if kind not in ready:
+            ready[kind] = module.prepare_tokens(logits, shard, out)
+        ready[kind](logits, out)
+
+    return Arm(name, lambda rows: ((rows,), np.dtype(np.int64)), local, None, library)
 
 
 def existing(library: str) -> Arm:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,17 @@ def _ours(name: str) -> Make:
     return make
 
 
+def _without_overlap(job: Job, logits: Any, layout: str) -> Arm:
+    raw = backends.select("raw", logits)
+    prepare = {name: functools.partial(getattr(raw, name), overlap=False) for name in ("prepare_scan", "prepare_pick")}
+    splits = job.plan(logits).splits
+    return arms.fused(SimpleNamespace(**prepare), layout, "cupy", splits, "raw (no overlap)")
+
+
+def _one_kernel(job: Job, logits: Any, layout: str) -> Arm:
+    return arms.one_kernel(backends.select("raw", logits), "cupy", "raw (one kernel)")
+
+
 def _triton() -> ModuleType:
     return importlib.import_module("vpa.bench.triton_peer")
 
@@ -44,6 +56,8 @@ def _triton() -> ModuleType:
 ARMS: dict[str, dict[str, Make]] = {
     "cupy": {
         "raw": _ours("raw"),
+        "raw (no overlap)": _without_overlap,
+        "raw (one kernel)": _one_kernel,
         "numba": _ours("numba"),
         "existing (cupy)": lambda *_: arms.existing("cupy"),
         "existing (torch)": lambda *_: arms.existing_torch(),
@@ -68,10 +82,11 @@ STRIDES = ("contiguous", "column-major", "row gap")
 GAP = 37
 
 #: Of the batch sizes that are asked for, those at which there is more than contiguous logits of the first dtype and
-#: family, captured, with a hot cache: other dtypes and strides; cold caches and eager calls; other families; and the
-#: host, where a GPU is what the rest is measured on.
+#: family, captured, with a hot cache: other dtypes and strides; cold caches (not one row: a ring of some thousand
+#: inputs) and eager calls; other families; and the host, where a GPU is what the rest is measured on.
 FEW = (1, 8, 64, 1024)
-USUAL = (1, 8, 64, 256, 1024)
+COLD_AT = (8, 64, 256, 1024)
+EAGER_AT = (1, 8, 64, 256, 1024)
 FAMILIES_AT = (8, 64)
 HOST_AT = (1, 8, 64)
 
@@ -119,7 +134,7 @@ def points_of(settings: Settings, gpu: bool, head: bool) -> Iterator[tuple[str, 
     main = [Point(rows, mode) for rows in sizes]
     main += [point for strides in STRIDES[1:] for point in at(FEW, strides=strides)]
     if gpu:
-        main += at(USUAL, cache="cold") + at(USUAL, mode="eager")
+        main += at(COLD_AT, cache="cold") + at(EAGER_AT, mode="eager")
     if gpu and settings.backend is None:
         main += at(HOST_AT, mode="host")
     family, *others = settings.families
