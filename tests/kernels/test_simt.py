@@ -128,12 +128,15 @@ def test_floors(order, warp_size):
     assert np.array_equal(sink, of_thread | last_again)
 
 
+BARRIER = re.compile(r"__syncthreads\(\);")
+
+
 def barriers() -> list[tuple[str, int]]:
     """(kernel, number of the barrier) for every barrier in a kernel's own file or a header that it is made of."""
     return [
         (name, number)
         for name in kernels.CATALOGUE
-        for number in range(len(re.findall(r"__syncthreads\(\);", kernels.source(name).text)))
+        for number in range(len(BARRIER.findall(kernels.source(name).text)))
     ]
 
 
@@ -146,14 +149,25 @@ NEEDS_BARRIERS = {
 }
 
 
+def test_every_barrier_is_removed_once():
+    assert {name for name, _ in barriers()} == set(NEEDS_BARRIERS)
+    for name in kernels.CATALOGUE:
+        code = re.sub(r"//[^\n]*|/\*.*?\*/", "", kernels.source(name).text, flags=re.DOTALL)
+        spelled = re.findall(r"__sync\w*[^;]*;?|\bbar(?:rier)?\.\w[^;]*;?", code)
+        assert all(BARRIER.fullmatch(call) for call in spelled), spelled
+
+
+@pytest.mark.parametrize("warp_size", WARPS)
 @pytest.mark.parametrize(("name", "number"), barriers())
-def test_a_kernel_without_one_of_its_barriers_is_found_out(name, number):
-    for launch in NEEDS_BARRIERS[name]():
+def test_a_kernel_without_one_of_its_barriers_is_found_out(name, number, warp_size):
+    needing = NEEDS_BARRIERS[name]()
+    assert needing
+    for launch in needing:
         text = kernels.source(name, **launch.defines).text
-        run(launch, text=text)
-        at = [found.span() for found in re.finditer(r"__syncthreads\(\);", text)][number]
+        run(launch, warp_size, text=text)
+        low, high = [found.span() for found in BARRIER.finditer(text)][number]
         with pytest.raises((RaceError, UninitializedError, DivergenceError)):
-            run(launch, text=text[: at[0]] + ";" + text[at[1] :])
+            run(launch, warp_size, text=text[:low] + ";" + text[high:])
 
 
 def test_a_read_of_padding_is_found_out():

@@ -14,6 +14,7 @@ from vpa.backends.simt import (
     RawModule,
     ReadOnlyError,
     SimtError,
+    executor,
 )
 
 TEXT = r"""
@@ -44,6 +45,11 @@ KERNEL copy(const int* from, int* to, int n) {
 KERNEL through_table(float* const* parts, int count, float* out) { out[0] = parts[threadIdx.x % count][0]; }
 KERNEL through_struct(Peers peers) { peers.part[threadIdx.x][1] = 7; }
 KERNEL none() {}
+KERNEL static_shared(int* out) {
+    __shared__ int s[10 * 1024];
+    s[0] = 1;
+    out[0] = s[0];
+}
 KERNEL two_rows(float* x, long long row) { x[threadIdx.x * row] = 1; }
 KERNEL unaligned_base(const unsigned short* x, unsigned long long* out) {
     out[0] = (unsigned long long)(x) % 16;
@@ -270,6 +276,13 @@ def test_read_only_is_a_property_of_the_argument(module):
     assert data[2] == 1 and view[2] == 1
 
 
+def test_a_fault_does_not_keep_the_copies(module):
+    big = np.zeros(80 << 20, np.int32)
+    with pytest.raises(OutOfBoundsError):
+        run(module, "write_at", big.view(np.float32), np.int64(1 << 40), np.float32(1))
+    assert executor._arena._memory.size < 1 << 28
+
+
 def test_only_elements_are_copied_back(module):
     buffer = np.zeros((2, 10), np.float32)
     view = buffer[:, :4]
@@ -312,7 +325,12 @@ def test_addresses_that_are_not_named_are_out_of_bounds(module):
         ((1,), (1, 1, 65), {}, "64"),
         ((1, 65536), (1,), {}, "65535"),
         ((2**31 - 1,), (1024,), {}, "2\\^32 threads"),
-        ((1,), (1,), {"shared_mem": 300_000}, "the most is 262144 bytes"),
+        ((1,), (1,), {"shared_mem": 227 * 1024 + 1}, "0 bytes of static .* and 232449 of dynamic, the most is 227 KiB"),
+        ((1,), (1,), {"shared_mem": -4}, "an int, got -4"),
+        ((1,), (1,), {"shared_mem": 1.5}, "an int, got 1.5"),
+        ((1,), (1,), {"shared_mem": "3"}, "an int, got '3'"),
+        ((1,), (1,), {"shared_mem": None}, "an int, got None"),
+        ((1,), (1,), {"shared_mem": True}, "an int, got True"),
         ((1,), (1,), {"resident_blocks": 0}, "at least 1"),
     ],
 )
@@ -320,6 +338,25 @@ def test_grids_that_no_gpu_takes(module, grid, block, options, says):
     with pytest.raises(LaunchError, match=says) as caught:
         run(module, "none", grid=grid, block=block, **options)
     assert isinstance(caught.value, ValueError)
+
+
+def test_static_shared_memory_has_a_limit_of_its_own(module, compiler):
+    run(module, "none", shared_mem=np.int64(227 * 1024))
+    run(module, "static_shared", np.zeros(1, np.int32), shared_mem=187 * 1024)
+    with pytest.raises(LaunchError, match=r"40960 bytes of static .* and 191489 of dynamic"):
+        run(module, "static_shared", np.zeros(1, np.int32), shared_mem=187 * 1024 + 1)
+    text = """extern "C" __global__ void big(int* out) {
+        __shared__ int s[12 * 1024 + 1];
+        s[threadIdx.x] = 1;
+        out[threadIdx.x] = s[threadIdx.x];
+    }"""
+    for warp_size in (32, 64):
+        big = RawModule(text, compiler=compiler, warp_size=warp_size).get_function("big")
+        if warp_size == 64:
+            big((1,), (1,), (np.zeros(1, np.int32),))  # 64 KiB on AMD
+            continue
+        with pytest.raises(LaunchError, match="49156 bytes of static shared memory, the most is 48 KiB"):
+            big((1,), (1,), (np.zeros(1, np.int32),))
 
 
 def test_launch_bounds_are_a_promise(module):

@@ -9,8 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from vpa.backends.simt import CompileError, CompilerNotFoundError, RawModule, toolchain
+from vpa.backends.simt import CompileError, CompilerNotFoundError, OutOfBoundsError, RawModule, toolchain
 from vpa.backends.simt import build as build_module
+from vpa.backends.simt import cache as cache_module
 
 TEXT = r"""
 #ifndef FACTOR
@@ -84,20 +85,61 @@ def test_included_files_are_part_of_the_key(cache, runs, compiler, tmp_path):
         assert x[0] == value
 
 
+def test_a_header_that_shifts_its_lines_is_another_header(cache, compiler, tmp_path):
+    text = '#include "put.h"\nextern "C" __global__ void k(int* x) { put(x); }\n'
+    for shift in (0, 10):
+        (tmp_path / "put.h").write_text("\n" * shift + "__device__ void put(int* x) {\n    x[5] = 1;\n}\n")
+        with pytest.raises(OutOfBoundsError) as caught:
+            module = RawModule(text, options=("-I", str(tmp_path)), compiler=compiler)
+            module.get_function("k")((1,), (1,), (np.zeros(4, np.int32),))
+        assert caught.value.file.endswith("put.h") and caught.value.line == shift + 2
+
+
+def spoil(path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "a folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_bytes({"empty": b"", "cut": data[: len(data) // 2], "zeros": bytes(len(data))}[how])
+
+
+PROGRAM = (
+    "import numpy as np\nfrom vpa.backends.simt import RawModule\n"
+    f"x = np.arange(32, dtype=np.int32)\nm = RawModule({TEXT!r}, compiler=%r)\n"
+    "m.get_function('scale')((1,), (32,), (x,))\nprint(int(x[30]))\n"
+)
+
+
+def started(compiler, **changes) -> subprocess.Popen:
+    """PROGRAM in a process of its own: prints 2."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **changes}
+    command = [sys.executable, "-c", PROGRAM % compiler]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.mark.parametrize("how", ["empty", "cut", "zeros", "a folder"])
+def test_what_is_damaged_is_not_found(cache, how):
+    for _ in range(2):
+        with cache_module.workspace() as folder:
+            (folder / "made").write_bytes(b"object" * 100)
+            path = cache_module.keep(folder / "made", cache / "kernel-1.so")
+        assert cache_module.find("kernel-1.so") == path and path.read_bytes().startswith(b"objectobject")
+        spoil(path, how)
+        assert cache_module.find("kernel-1.so") is None
+
+
+def test_what_is_damaged_is_made_again(cache, compiler):
+    scaled(compiler)
+    for path in cache.iterdir():
+        spoil(path, "cut")
+    process = started(compiler)
+    out, err = process.communicate(timeout=120)
+    assert (out.strip(), process.returncode) == ("2", 0), err
+
+
 def test_two_processes_at_once(cache, compiler):
-    program = (
-        "import numpy as np\nfrom vpa.backends.simt import RawModule\n"
-        f"x = np.arange(32, dtype=np.int32)\nm = RawModule({TEXT!r}, compiler={compiler!r})\n"
-        "m.get_function('scale')((1,), (32,), (x,))\nprint(int(x[30]))\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
-        for _ in range(3)
-    ]
-    for process in running:
+    for process in [started(compiler) for _ in range(3)]:
         out, err = process.communicate(timeout=120)
         assert (out.strip(), process.returncode) == ("2", 0), err
     assert sorted(p.name.split("-")[0] for p in cache.iterdir()) == ["kernel", "runtime"]
@@ -106,6 +148,23 @@ def test_two_processes_at_once(cache, compiler):
 def test_a_cache_that_cannot_be_written(monkeypatch, compiler):
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no-such-place")
     assert scaled(compiler) == 2
+
+
+def test_a_cache_that_can_only_be_read(cache, runs, monkeypatch, compiler):
+    scaled(compiler)
+    runs.clear()
+    monkeypatch.setattr(cache_module.os, "access", lambda path, mode: False)
+    assert build_module.build(TEXT, "kernel.cu", (), 32, True, toolchain.find_compiler(compiler)).parent == cache
+    assert not runs
+    assert scaled(compiler, options=("-DFACTOR=7",)) == 7  # made elsewhere
+    assert runs and len(list(cache.iterdir())) == 2
+
+
+def test_no_folder_is_left_behind(compiler, tmp_path):
+    process = started(compiler, XDG_CACHE_HOME="/proc/no-such-place", TMPDIR=str(tmp_path))
+    out, err = process.communicate(timeout=120)
+    assert (out.strip(), process.returncode) == ("2", 0), err
+    assert not list(tmp_path.glob("vpa-simt-*"))
 
 
 def test_old_files_are_pruned(cache, compiler):
@@ -151,7 +210,7 @@ def test_no_compiler_is_one_clear_error(monkeypatch, tmp_path):
     try:
         with pytest.raises(CompilerNotFoundError) as caught:
             RawModule(TEXT).compile()
-        for word in ("g++", "clang++", "pip install ziglang", "apt install g++"):
+        for word in ("g++", "clang++", "pip install ziglang", "python -m ziglang c++", "apt install g++"):
             assert word in str(caught.value)
         with pytest.raises(CompilerNotFoundError, match="icpx is not installed"):
             RawModule(TEXT, compiler="icpx").compile()
@@ -168,6 +227,20 @@ def test_an_old_compiler_is_refused(monkeypatch, tmp_path):
     try:
         with pytest.raises(CompilerNotFoundError, match=r"too old \(g\+\+ \(Old\) 9.4.0\)"):
             toolchain.find_compiler("g++")
+    finally:
+        toolchain._find.cache_clear()
+
+
+def test_a_clang_that_copies_structures_unchecked_is_refused(monkeypatch, tmp_path):
+    """Whatever its version says."""
+    fake = tmp_path / "clang++"
+    fake.write_text("#!/bin/sh\n[ $1 = --version ] && echo 'clang version 99.0' || touch $7\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    toolchain._find.cache_clear()
+    try:
+        with pytest.raises(CompilerNotFoundError, match=r"too old \(clang version 99.0\)"):
+            toolchain.find_compiler(str(fake))
     finally:
         toolchain._find.cache_clear()
 

@@ -312,6 +312,27 @@ KERNEL spin_lock_never_freed(int* lock, int* out) {
     while (atomicCAS(lock, 0, 1) != 0) {}      // @spin_lock_never_freed
     out[0] += 1;
 }
+KERNEL polls_plain_memory(int* out) {
+    while (out[0] == 0) {}                     // @polls_plain_memory
+    out[1] = 1;
+}
+KERNEL polls_two_flags(volatile int* flags, int* out) {
+    if (threadIdx.x == 5) while (flags[0] == 0 && flags[1] == 0) {}  // @polls_two_flags
+    out[threadIdx.x] = 1;
+}
+KERNEL polls_with_pauses(int* flag, int* out) {
+    u32 ns = 8;
+    while (atomicAdd(flag, 0) == 0) {
+        __nanosleep(ns);
+        if (ns < 256) ns *= 2;
+    }
+    out[threadIdx.x] = 1;
+}
+KERNEL polls_and_counts(volatile int* flag, int* out) {
+    int n = 0;
+    while (flag[0] == 0 && n < 2000000000) ++n;
+    out[threadIdx.x] = n;
+}
 KERNEL loops_for_ever(int* out) {
     u32 i = threadIdx.x;
     while (i != 0xffffffffu) i = i * 2u & 0xfffffffeu;
@@ -445,6 +466,17 @@ CASES = [
     Case("syncwarp_never_completed", DivergenceError, (ints(),), block=32, thread=0),
     Case("waits_for_nobody", HangError, (ints(), ints()), block=40, says="polls"),
     Case("spin_lock_never_freed", HangError, (np.ones(1, np.int32), ints()), block=1, says="polls"),
+    Case("polls_plain_memory", HangError, (ints(),), block=2, options={"timeout": 5}),  # compilers may read it once
+    Case("polls_two_flags", HangError, (ints(), ints()), says="polls", thread=5),
+    Case("polls_with_pauses", HangError, (ints(), ints()), block=2, says="polls"),
+    Case(
+        "polls_and_counts",
+        HangError,
+        (ints(), ints()),
+        block=2,
+        options={"timeout": 1.5},
+        says="not finished after 1.5 s",
+    ),
     Case("loops_for_ever", HangError, (ints(),), block=2, options={"timeout": 0.3}, says="not finished after 0.3 s"),
     Case("traps", TrapError, (ints(),), thread=9),
     Case("fails_assert", TrapError, (ints(),), thread=9, says="assert(threadIdx.x < 9)"),

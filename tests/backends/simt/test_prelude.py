@@ -50,6 +50,23 @@ KERNEL reductions(const int* x, const u32* y, int* out, u32* unsigned_out) {
     for (int i = 0; i < 3; ++i) out[i * 32 + threadIdx.x] = results[i];
     for (int i = 0; i < 7; ++i) unsigned_out[i * 32 + threadIdx.x] = others[i];
 }
+KERNEL more_names(int* out, u32* bins) {
+    u32 full = 0xffffffff;
+    int t = threadIdx.x, equal, different;
+    __shared__ alignas(16) int vector[4];
+    __shared__ alignas(double) char bytes[8];
+    static __shared__ alignas(float4) int structure[4];
+    out[t] = __match_all_sync(full, 7, &equal) == full, out[32 + t] = equal;
+    out[64 + t] = __match_all_sync(full, t / 31, &different) == 0, out[96 + t] = different;
+    out[128 + t] = __mul24(t - 16, 0x01000003), out[160 + t] = (int)__umul24(t, 0x01000003u);
+    out[192 + t] = __ffsll((u32)t) + 100 * __ffsll(1u << 31) + 10000 * __ffsll(-1);
+    if (t < 4) vector[t] = structure[t] = t, bytes[t] = (char)t;
+    __syncthreads();
+    int4 v = *(int4*)vector, w = *(int4*)structure;
+    out[224 + t] = v.x + v.w + w.w + bytes[3];
+    atomicAdd_block(&bins[0], 1u), atomicMax_block(&bins[1], (u32)t), atomicCAS_block(&bins[2], 0u, 5u);
+    atomicSub_system(&bins[3], 1u), atomicInc_block(&bins[4], 40u);
+}
 KERNEL atomics(int* i, u32* u, u64* w, float* f, double* d) {
     int t = threadIdx.x;
     atomicAdd(&i[0], t), atomicMax(&i[1], t - 40), atomicMin(&i[2], t - 40), atomicSub(&i[3], t), atomicExch(&i[4], 9);
@@ -190,6 +207,16 @@ def test_reductions(module):
     expected = [np.add.reduce(y, dtype=np.uint32), y.min(), y.max(), *bitwise]
     np.testing.assert_array_equal(unsigned_out[:6], np.array(expected)[:, None].repeat(32, 1))
     np.testing.assert_array_equal(unsigned_out[6], [sum(1 << k for k in range(32) if (y[k] ^ v) & 3 == 0) for v in y])
+
+
+def test_more_names(module):
+    out, bins, t = np.zeros((8, 32), np.int32), np.zeros(5, np.uint32), np.arange(32)
+    run(module, "more_names", out, bins, block=(32,))
+    first = np.array([0] + [(v & -v).bit_length() for v in range(1, 32)])
+    np.testing.assert_array_equal(
+        out, [t * 0 + 1, t * 0 + 1, t * 0 + 1, t * 0, (t - 16) * 3, t * 3, first + 13200, t * 0 + 9]
+    )
+    np.testing.assert_array_equal(bins, [32, 31, 5, 2**32 - 32, 32])
 
 
 def test_atomics(module):

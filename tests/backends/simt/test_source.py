@@ -12,6 +12,16 @@ def names(text: str) -> dict[str, tuple[str, ...]]:
     return {d.name: d.parameters for d in declarations(text)}
 
 
+def test_launch_bounds_and_cluster_sizes():
+    text = """# 1 "a file of its own"
+    extern "C" __global__ void __cluster_dims__(4, (2), 1) __launch_bounds__(64) f(int a) {}
+    extern "C" __cluster_dims__(N) __global__ void g(int a) {}
+    extern "C" __global__ void h(int a) {}
+    """
+    found = [(d.name, d.max_threads, d.cluster) for d in declarations(text)]
+    assert found == [("f", "64", "4, (2), 1"), ("g", "0", "N"), ("h", "0", "1")]
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

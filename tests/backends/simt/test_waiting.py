@@ -110,6 +110,23 @@ template <int ORDER> __device__ void through_cpp_atomics(int* flag, int* data, i
 }
 KERNEL release_store(int* flag, int* data, int* out) { through_cpp_atomics<__ATOMIC_RELEASE>(flag, data, out); }
 KERNEL relaxed_store(int* flag, int* data, int* out) { through_cpp_atomics<__ATOMIC_RELAXED>(flag, data, out); }
+// Long waits that do end, though nobody writes meanwhile.
+KERNEL reads_volatile_for_long(const volatile int* x, int* out, int n, int rounds) {
+    int total = 0;
+    for (int r = 0; r < rounds; ++r)
+        for (int i = threadIdx.x; i < n; i += blockDim.x) total += x[i];
+    out[threadIdx.x] = total;
+}
+KERNEL polls_a_number_of_times(volatile int* flag, int* out, int most) {
+    int n = 0;
+    while (*flag == 0 && n < most) ++n;
+    out[threadIdx.x] = n;
+}
+KERNEL polls_until_a_time(volatile int* flag, int* out, long long ns) {
+    long long start = clock64();
+    while (*flag == 0 && clock64() - start < ns) {}
+    out[threadIdx.x] = 1;
+}
 KERNEL ring(const int* x, int* out, int tiles) {  // one warp fills a ring of two tiles, another empties it
     __shared__ int tile[2][32];
     __shared__ volatile int full[2], empty[2];
@@ -196,6 +213,19 @@ def test_memory_orders_of_cpp_atomics(launch):
     np.testing.assert_array_equal(out, [0, 21, 21, 21])
     with pytest.raises(RaceError):
         launch("relaxed_store", 4, 32, np.zeros(1, np.int32), np.zeros(1, np.int32), out)
+
+
+def test_long_waits_that_end(module):
+    def launch(name, *args):
+        module.get_function(name)((1,), (8,), args, timeout=60)
+
+    out = np.zeros(8, np.int32)
+    launch("reads_volatile_for_long", np.ones(8000, np.int32), out, np.int32(8000), np.int32(2500))
+    assert (out == 1000 * 2500).all()
+    launch("polls_a_number_of_times", np.zeros(1, np.int32), out, np.int32(2_000_000))
+    assert (out == 2_000_000).all()
+    launch("polls_until_a_time", np.zeros(1, np.int32), out, np.int64(1_500_000_000))
+    assert (out == 1).all()
 
 
 def test_ring_between_two_warps(launch):

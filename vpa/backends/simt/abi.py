@@ -9,7 +9,10 @@ DONE, PAUSED, FAULT = 0, 1, 2
 GLOBAL, STATIC_SHARED, DYNAMIC_SHARED, VARIABLE = 1, 2, 3, 4  # Space
 WRITE, ATOMIC, VOLATILE = 1, 2, 4  # Access flags
 PERMIT_READ, PERMIT_WRITE = 1, 2
-DYNAMIC_BYTES = 256 * 1024  # more than the 227 KiB that a block can have on any GPU so far
+SHARED_LIMIT = 227 * 1024  # of a block, on any GPU so far
+STATIC_SHARED_LIMIT = {32: 48 * 1024, 64: 64 * 1024}  # by warp size
+MAX_CLUSTER = 16
+DYNAMIC_BYTES = 256 * 1024  # kept for it, whatever a launch asks for
 
 
 class Region(ctypes.Structure):
@@ -22,8 +25,8 @@ class Region(ctypes.Structure):
         ("cells", c_void_p),
         ("shift", c_uint32),
         ("base", c_uint32),
-        ("written", c_uint32),
         ("index", c_uint32),
+        ("pad", c_uint32),
     ]
 
 
@@ -48,7 +51,7 @@ class Report(ctypes.Structure):
         ("has_other", c_uint32),
         ("line", c_uint32),
         ("column", c_uint32),
-        ("region", c_uint32),
+        ("owner", c_uint32),
         ("file", c_char_p),
         ("actor", Actor),
         ("other", Actor),
@@ -72,7 +75,7 @@ class Launch(ctypes.Structure):
         ("slice_ms", c_uint32),
         ("resident_blocks", c_uint32),
         ("shuffles_order_memory", c_uint32),
-        ("pad", c_uint32),
+        ("cluster", c_uint32 * 3),
         ("shared_low", c_int64),
         ("dynamic_low", c_int64),
         ("image_low", c_int64),
@@ -110,4 +113,5 @@ class KernelEntry(ctypes.Structure):
         ("parameters", ctypes.POINTER(Parameter)),
         ("count", c_uint32),
         ("max_threads", c_uint32),
+        ("cluster", c_uint32 * 3),
     ]

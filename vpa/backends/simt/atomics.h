@@ -4,8 +4,10 @@
 // A thread that polls gives way now and then: whom it waits for may not have run yet.
 static void polled(Fiber* f) {
 #ifdef SIMT_CHECKED
-    if (++f->spin_count % READS_PER_TURN == 0)
+    if (++f->spin_count % READS_PER_TURN == 0) {
+        f->spin_count = READS_PER_TURN;  // a poll comes back to the same state: see hang.h
         sleep(f);
+    }
 #else
     if (--state.budget == 0)
         sleep(f);
@@ -59,15 +61,18 @@ static U atomic(u32 op, void* address, U value, U compare, void* pc) {
     if ((uintptr_t)address % sizeof(U))
         fault_at(FAULT_MISALIGNED, nullptr, (uintptr_t)address, sizeof(U), WRITE | ATOMIC, pc);
     u32 polls = f->spin_count;
-    Region* region = check<WRITE | ATOMIC>((uintptr_t)address, sizeof(U), pc);
+    Region* region = op == 8 ? check<WRITE | ATOMIC | OVERWRITE>((uintptr_t)address, sizeof(U), pc)
+                             : check<WRITE | ATOMIC>((uintptr_t)address, sizeof(U), pc);
 #endif
     U old = *(U*)address, fresh = modified<U, S, F>(op, old, value, compare);
     *(U*)address = fresh;
 #ifdef SIMT_CHECKED
-    bool shared = region && (region->space == SPACE_STATIC_SHARED || region->space == SPACE_DYNAMIC_SHARED);
-    acquire(f, (uintptr_t)address, shared);
-    if (op != 9 || old == compare)
-        publish(f, (uintptr_t)address, shared, true);
+    if (region) {
+        Place place = place_of(region, (uintptr_t)address);
+        acquire(f, place);
+        if (op != 9 || old == compare)
+            publish(f, place, true);
+    }
     if (fresh != old)
         return old;
     f->spin_count = polls;  // nothing changed: it may be polling
@@ -126,6 +131,7 @@ void __assert_fail(const char* what, const char* file, unsigned line, const char
 }
 
 long long simt_clock() noexcept {
+    ++state.writes;  // the time may end a poll, as a write may
     return clock_ns(CLOCK_MONOTONIC);
 }
 

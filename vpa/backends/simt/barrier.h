@@ -1,25 +1,50 @@
-// __syncthreads() and its counting forms: complete once every thread of the block that has not returned has come.
+// __syncthreads() and its counting forms, complete once every thread of the block that has not returned has come, and
+// the barrier of a cluster.
 #pragma once
 
-static void complete_barrier(Slot* slot) {
+enum : u32 { CLUSTER_BARRIER = 4 };  // the others are 0 to 3: see prelude.h
+
+static void release_barrier(Slot* slot) {
     slot->result_sum = slot->sum;
     slot->result_all = slot->all;
     slot->result_any = slot->any;
     slot->sum = slot->any = 0;
     slot->all = 1;
     slot->arrived = 0;
-    slot->mixed_barrier = false;
+    slot->mixed_barrier = slot->at_cluster_barrier = false;
     for (u32 w = 0; w < slot->warp_count; ++w)
         slot->warps[w].ready = slot->warps[w].live;
     for (u32 i = 0; i < slot->threads; ++i)
         if (slot->fibers[i].state == AT_BARRIER)
             slot->fibers[i].state = RUNNING;
+    progress(slot);
+}
+
+// A cluster's barrier is complete once every thread that has not returned, of every block, has come.
+static void complete_cluster_barrier(Cluster* cluster) {
+    for (u32 i = 0; i < cluster->size; ++i)
+        if (cluster->slots[i]->live && !cluster->slots[i]->at_cluster_barrier)
+            return;
+    for (u32 i = 0; i < cluster->size; ++i)
+        release_barrier(cluster->slots[i]);
 #ifdef SIMT_CHECKED
-    if (state.deferred_slot == slot)
+    if (state.deferred_slot && state.deferred_slot->cluster == cluster)
+        return stop(FAULT_UNINITIALIZED);
+    clock_cluster(cluster);
+#endif
+}
+
+static void complete_barrier(Slot* slot) {
+    if (slot->first_arrival->op == CLUSTER_BARRIER) {
+        slot->at_cluster_barrier = true;
+        return complete_cluster_barrier(slot->cluster);
+    }
+    release_barrier(slot);
+#ifdef SIMT_CHECKED
+    if (state.deferred_slot == slot && !state.deferred_remote)
         return stop(FAULT_UNINITIALIZED);
     clock_barrier(slot);
 #endif
-    progress(slot);
 }
 
 extern "C" int simt_barrier(int kind, int predicate) noexcept {

@@ -11,6 +11,9 @@ static void fiber_main() {
     f->warp->live &= ~bit(f->lane);
     --f->slot->live;
     progress(f->slot);
+#ifdef SIMT_CHECKED
+    leave_windows(f);
+#endif
     if (f->warp->waiting)
         warp_lane_exits(f);
     suspend(f, f->warp);
@@ -50,6 +53,15 @@ static Slot* slot_take(u32 number) {
     return slot;
 }
 
+static void reserve_image(Slot* slot) {
+    if (slot->image_size >= state.tls_size)
+        return;
+    if (slot->image)
+        free(slot->image - IMAGE_MARGIN);
+    slot->image = (u8*)malloc(state.tls_size + 2 * IMAGE_MARGIN) + IMAGE_MARGIN;
+    slot->image_size = state.tls_size;
+}
+
 static void slot_open(Slot* slot, u64 number) {
     const Launch* launch = state.launch;
     slot->number = number;
@@ -63,12 +75,19 @@ static void slot_open(Slot* slot, u64 number) {
     slot->all = 1;
     slot->mixed_barrier = false;
     slot->open = true;
-    slot->saved = false;
+    slot->saved = slot->at_cluster_barrier = false;
     slot->fence = nullptr;
     slot->acquired = {};
 #ifdef SIMT_CHECKED
     slot->start = next_stamp();
 #endif
+    if (state.cluster_size > 1) {
+        reserve_image(slot);
+        slot->saved = true;  // others may write there before it runs
+#ifdef SIMT_CHECKED
+        open_windows(slot);
+#endif
+    }
     for (u32 w = 0; w < slot->warp_count; ++w) {
         u32 first = w << state.warp_shift, lanes = state.threads - first;
         u64 exists = lanes >= launch->warp_size ? ~(u64)0 >> (64 - launch->warp_size) : bit(lanes) - 1;
@@ -78,8 +97,6 @@ static void slot_open(Slot* slot, u64 number) {
     for (u32 i = 0; i < state.threads; ++i) {
         Fiber* f = &slot->fibers[i];
         char* bottom = slot->stacks + (size_t)i * STACK_BYTES;
-        // Tops at one page offset would compete for the same cache sets.
-        char* top = bottom + STACK_BYTES - i * 5 % 64 * 64;
         f->index = index;
         f->gid = slot->first_gid + i;
         f->number = i;
@@ -88,13 +105,14 @@ static void slot_open(Slot* slot, u64 number) {
         f->warp = &slot->warps[i >> state.warp_shift];
         f->slot = slot;
         f->stamp = slot->start;
-        f->depth = f->spin_count = 0;
+        f->depth = f->spin_count = f->seen_epoch = f->stuck_epoch = 0;
+        f->slept = false;
         f->fence = nullptr;
         f->acquired = {};
         f->pc = nullptr;
         f->stack_low = (uintptr_t)bottom;
         f->stack_high = (uintptr_t)bottom + STACK_BYTES;
-        f->context = fiber_prepare(bottom + GUARD_BYTES, top);
+        f->context = fiber_prepare(bottom + GUARD_BYTES, stack_top(bottom, i));
         if (++index.x == launch->block[0]) {
             index.x = 0;
             if (++index.y == launch->block[1])
@@ -107,13 +125,9 @@ static void slot_open(Slot* slot, u64 number) {
 // Makes a resident block the one whose shared memory lies at the addresses that the kernel uses.
 static void slot_activate(Slot* slot) {
     if (state.slot && state.slot != slot && state.slot->open && state.tls_size) {
-        Slot* old = state.slot;
-        if (old->image_size < state.tls_size) {
-            free(old->image);
-            old->image = (u8*)malloc(old->image_size = state.tls_size);
-        }
-        memcpy(old->image, (void*)state.tls_low, state.tls_size);
-        old->saved = true;
+        reserve_image(state.slot);
+        memcpy(state.slot->image, (void*)state.tls_low, state.tls_size);
+        state.slot->saved = true;
     }
     if (state.slot != slot && slot->saved)
         memcpy((void*)state.tls_low, slot->image, state.tls_size);
@@ -122,27 +136,33 @@ static void slot_activate(Slot* slot) {
     blockIdx = slot->index;
 #ifdef SIMT_CHECKED
     Region* regions[2] = {state.static_shared, state.dynamic_shared};
-    for (int i = 0; i < 2; ++i) {
-        if (!regions[i]->size)
-            continue;
-        regions[i]->shift = slot->shift[i] ? slot->shift[i] - 1 : 4;
-        cells_reserve(slot->cells[i], slot->cell_bytes[i], cells_size(regions[i], regions[i]->shift));
-        regions[i]->cells = slot->cells[i];
-        regions[i]->base = slot->start;
-    }
+    for (u32 i = 0; i < 2; ++i)
+        if (regions[i]->size)
+            attach_cells(regions[i], slot, i);
 #endif
 }
 
-static bool start_block(u32 resident) {
+// Starts the next block, or cluster of blocks, in the slots from `first` on, which are free.
+static bool start_blocks(u32 first) {
     if (state.next_block == state.block_count)
         return false;
-    u64 number = state.launch->order ? state.launch->order[state.next_block] : state.next_block;
-    ++state.next_block;
-    Slot* slot = slot_take(resident);
-    slot_open(slot, number);
-    if (resident == state.resident)
-        ++state.resident;
-    slot_activate(slot);
+    Cluster* cluster = &slot_take(first)->own_cluster;
+    cluster->size = state.cluster_size;
+    cluster->barrier_stamp = 0;
+    for (u32 i = 0; i < state.cluster_size; ++i) {
+        u64 number = state.launch->order ? state.launch->order[state.next_block] : state.next_block;
+        ++state.next_block;
+        Slot* slot = slot_take(first + i);
+        slot->cluster = cluster;
+        slot_open(slot, number);
+        const u32* dims = state.launch->cluster;
+        slot->rank =
+            slot->index.x % dims[0] + dims[0] * (slot->index.y % dims[1] + dims[1] * (slot->index.z % dims[2]));
+        cluster->slots[slot->rank] = slot;
+    }
+    if (first == state.resident)
+        state.resident += state.cluster_size;
+    slot_activate(state.pool->slots[first]);
     return true;
 }
 
@@ -151,11 +171,4 @@ static void wake_all(Slot* slot) {
         slot->warps[w].ready |= slot->warps[w].asleep;
         slot->warps[w].asleep = 0;
     }
-}
-
-static u32 slot_number(Slot* slot) {
-    u32 i = 0;
-    while (state.pool->slots[i] != slot)
-        ++i;
-    return i;
 }

@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import platform
 import re
-import shutil
 import subprocess
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import cache
 from .abi import DYNAMIC_BYTES
 from .elf import STT_OBJECT, STT_TLS, ElfFile, Symbol
 from .errors import CompileError
@@ -22,7 +19,6 @@ from .source import Declaration, declarations, has_includes
 from .toolchain import Compiler
 
 _HERE = Path(__file__).resolve().parent
-_KEEP_SECONDS = 60 * 24 * 3600
 DYNAMIC_SYMBOL = "simt_dynamic_shared"
 ANCHOR_SYMBOL = "simt_tls_anchor"
 VARIABLES_SECTION = ".simt_variables"
@@ -34,65 +30,31 @@ def build(text: str, name: str, options: Sequence[str], warp_size: int, checked:
     defines = ["-DVPA_SIMT=1"] + (["-D__HIP_PLATFORM_AMD__=1"] if warp_size == 64 else [])
     preprocessed = None
     if has_includes(text) or any(o.startswith(("-I", "-include")) for o in options):
-        preprocessed = _preprocess(text, name, [*defines, *options], compiler)  # what is included belongs to the key
-    key = _key(
-        "kernel",
-        text,
-        name,
-        options,
-        warp_size,
-        checked,
-        compiler.compile_flags(checked),
-        preprocessed,
-        compiler.identity,
-    )
-    target = cache_folder() / f"kernel-{key}.so"
-    if _present(target):
-        return target
+        # What is included belongs to the key, and so do its lines' numbers.
+        preprocessed = _preprocess(text, name, [*defines, *options], compiler)
+    flags = compiler.compile_flags(checked)
+    key = _key("kernel", text, name, options, warp_size, checked, flags, preprocessed, compiler.identity)
+    if found := cache.find(f"kernel-{key}.so"):
+        return found
     if preprocessed is None:
         preprocessed = _preprocess(text, name, [*defines, *options], compiler)
     runtime = _runtime(compiler, checked)
     table = "".join(_table_entry(d) for d in declarations(preprocessed))
-    with _workspace(target.parent) as folder:
+    with cache.workspace() as folder:
         source = folder / "kernel.cpp"
         after = f'#line 1 "<simt>"\nSIMT_TEXT_ENDS\nSIMT_KERNEL_TABLE({table})\n'
         source.write_text(f'#line 1 "{_quoted(name)}"\n{text}\n{after}', "utf-8")
-        flags = [
-            *compiler.compile_flags(checked),
-            f"-DSIMT_WARP_SIZE={warp_size}",
-            "-include",
-            str(_HERE / "prelude.h"),
-        ]
+        flags += [f"-DSIMT_WARP_SIZE={warp_size}", "-include", str(_HERE / "prelude.h")]
         _run([*compiler.command, *flags, *options, "-c", str(source), "-o", str(folder / "kernel.o")], name)
         (folder / "extra.s").write_text(_extra_assembly(ElfFile(folder / "kernel.o").symbols))
         parts = [str(folder / "kernel.o"), str(runtime), str(folder / "extra.s")]
         _run(compiler.link(parts, str(folder / "kernel.so")), name)
-        os.replace(folder / "kernel.so", target)
-    _prune(target.parent)
-    return target
+        return cache.keep(folder / "kernel.so", folder.parent / f"kernel-{key}.so")
 
 
 def _table_entry(declared: Declaration) -> str:
     names = ",".join(declared.parameters)
-    return f'SIMT_KERNEL({declared.name}, "{names}", ({declared.max_threads})) '
-
-
-def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/vpa/simt, by default under ~/.cache; a folder of this process where that cannot be written."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base) / "vpa" / "simt"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return _own_folder()
-
-
-@functools.cache
-def _own_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="vpa-simt-"))
+    return f'SIMT_KERNEL({declared.name}, "{names}", ({declared.max_threads}), {declared.cluster}) '
 
 
 def _accepted(options: Sequence[str]) -> list[str]:
@@ -119,7 +81,7 @@ def _sources_digest() -> str:
     digest = hashlib.sha256()
     for path in sorted([*_HERE.glob("*.h"), *_HERE.glob("*.cpp")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    for name in ("build.py", "source.py", "toolchain.py"):
+    for name in ("build.py", "cache.py", "source.py", "toolchain.py"):
         digest.update((_HERE / name).read_bytes())
     return digest.hexdigest()
 
@@ -129,48 +91,25 @@ def _key(*parts: object) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:40]
 
 
-def _present(path: Path) -> bool:
-    try:
-        os.utime(path)  # still in use: not to be pruned
-        return True
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return path.exists()
-
-
 def _runtime(compiler: Compiler, checked: bool) -> Path:
     flags = compiler.runtime_flags(checked)
-    target = cache_folder() / f"runtime-{_key('runtime', flags, compiler.identity)}.o"
-    if not _present(target):
-        with _workspace(target.parent) as folder:
-            output = folder / "runtime.o"
-            _run(
-                [*compiler.command, *flags, "-c", str(_HERE / "runtime.cpp"), "-o", str(output)],
-                "the executor's runtime",
-            )
-            os.replace(output, target)
-    return target
-
-
-class _workspace:
-    """A folder beside the target, so that the finished file can be moved into place in one step."""
-
-    def __init__(self, parent: Path):
-        self._folder = Path(tempfile.mkdtemp(prefix="build-", dir=parent))
-
-    def __enter__(self) -> Path:
-        return self._folder
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+    name = f"runtime-{_key('runtime', flags, compiler.identity)}.o"
+    if found := cache.find(name):
+        return found
+    with cache.workspace() as folder:
+        output = folder / "runtime.o"
+        command = [*compiler.command, *flags, "-c", str(_HERE / "runtime.cpp"), "-o", str(output)]
+        _run(command, "the executor's runtime")
+        return cache.keep(output, folder.parent / name)
 
 
 def _preprocess(text: str, name: str, options: list[str], compiler: Compiler) -> str:
-    with _workspace(cache_folder()) as folder:
+    """The text after the preprocessor, with the lines that say where each part comes from."""
+    with cache.workspace() as folder:
         source = folder / "kernel.cpp"
         source.write_text(f'#line 1 "{_quoted(name)}"\n{text}\n', "utf-8")
-        return _run([*compiler.command, "-std=c++17", *options, "-E", "-P", str(source)], name)
+        result = _run([*compiler.command, "-std=c++17", *options, "-E", str(source)], name)
+        return result.replace(str(folder), "")
 
 
 def _run(command: list[str], name: str) -> str:
@@ -205,13 +144,3 @@ def _extra_assembly(symbols: Sequence[Symbol]) -> str:
 
 def _quoted(name: str) -> str:
     return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-
-
-def _prune(folder: Path) -> None:
-    oldest = time.time() - _KEEP_SECONDS
-    for path in folder.iterdir():
-        try:
-            if path.stat().st_mtime < oldest:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        except OSError:
-            continue  # another process was faster

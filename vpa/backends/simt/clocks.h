@@ -58,6 +58,23 @@ static void clock_barrier(Slot* slot) {
         merge_fences(slot);
 }
 
+// All blocks of the cluster that are still there have come: what any of them did before is known to all.
+static void clock_cluster(Cluster* cluster) {
+    cluster->barrier_stamp = state.stamp;
+    Links acquired = {};
+    Fence* fence = nullptr;
+    for (u32 i = 0; i < cluster->size; ++i) {
+        Slot* slot = cluster->slots[i];
+        clock_barrier(slot);
+        link_all(acquired, slot->acquired);
+        fence_merge(fence, slot->fence);
+    }
+    for (u32 i = 0; i < cluster->size && cluster->size > 1; ++i) {
+        link_all(cluster->slots[i]->acquired, acquired);
+        cluster->slots[i]->fence = fence;
+    }
+}
+
 static u32 lane_known(const Warp* warp, u32 lane, u32 other) {
     u32 known = warp->stamp > warp->slot->barrier_stamp ? warp->stamp : warp->slot->barrier_stamp;
     u32 pair = warp->matrix ? warp->matrix[lane * state.launch->warp_size + other] : 0;

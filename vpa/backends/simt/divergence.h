@@ -12,6 +12,7 @@ enum Operation : u32 {
     ANY,
     ALL,
     MATCH_ANY,
+    MATCH_ALL,
     ADD_I,
     MIN_I,
     MAX_I,
@@ -30,9 +31,9 @@ static const char* operation_name(u32 op) {
     static const char* const masked[] = {
         "__shfl_sync()",       "__shfl_up_sync()",    "__shfl_down_sync()",  "__shfl_xor_sync()",
         "__syncwarp()",        "__ballot_sync()",     "__any_sync()",        "__all_sync()",
-        "__match_any_sync()",  "__reduce_add_sync()", "__reduce_min_sync()", "__reduce_max_sync()",
-        "__reduce_add_sync()", "__reduce_min_sync()", "__reduce_max_sync()", "__reduce_and_sync()",
-        "__reduce_or_sync()",  "__reduce_xor_sync()", "__activemask()"};
+        "__match_any_sync()",  "__match_all_sync()",  "__reduce_add_sync()", "__reduce_min_sync()",
+        "__reduce_max_sync()", "__reduce_add_sync()", "__reduce_min_sync()", "__reduce_max_sync()",
+        "__reduce_and_sync()", "__reduce_or_sync()",  "__reduce_xor_sync()", "__activemask()"};
     static const char* const lockstep[] = {"__shfl()", "__shfl_up()", "__shfl_down()", "__shfl_xor()",
                                            "",         "__ballot()",  "__any()",       "__all()"};
     u32 code = op & ~(u32)LOCKSTEP;
@@ -56,9 +57,9 @@ static i32 compare_in_source(const Fiber* a, const Fiber* b) {
 
 static const char* doing(const Fiber* f) {
     static const char* const barriers[] = {"__syncthreads()", "__syncthreads_count()", "__syncthreads_and()",
-                                           "__syncthreads_or()"};
+                                           "__syncthreads_or()", "__simt_cluster_barrier()"};
     if (f->state == AT_BARRIER)
-        return barriers[f->op & 3];
+        return barriers[f->op];
     if (f->state == IN_OPERATION)
         return operation_name(f->op);
     return f->state == EXITED ? "returned" : "runs";

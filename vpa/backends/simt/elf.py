@@ -49,6 +49,12 @@ class Symbol:
                     return mangled[match.end() :]
         return self.name
 
+    @property
+    def function(self) -> str | None:
+        """The `extern "C"` function whose static this is: `scan` for `_ZZ4scanE1s`; None for any other."""
+        match = re.match(r"_ZZ(\d+)", self.name)
+        return self.name[match.end() :][: int(match[1])] if match else None
+
 
 class ElfFile:
     """`path`: a shared object or an object file. Raises ValueError for anything but 64-bit little-endian ELF."""

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from . import abi, report
-from .arguments import Parameter, pack, parameters
+from . import abi, geometry, report
+from .arguments import Packed, Parameter, pack, parameters
 from .build import build
 from .errors import ArgumentError, LaunchError, SimtError
 from .library import Library, Variable
 from .memory import Arena, Span, clusters
 from .source import SourceLines
 from .toolchain import find_compiler
+from .where import Scene
 
 _SLICE_MS = 100  # how often a long launch returns to Python, to see Ctrl-C and the time limit
 _launching = threading.RLock()  # the signal handlers and the stacks are one for the whole process
@@ -132,7 +133,7 @@ class Kernel:
         the kernel may touch its elements and nothing else), a pair (array, extent) where `extent` is the array whose
         elements it may touch instead, or None; for any other parameter a NumPy scalar or a one-element array of exactly
         its size.
-        shared_mem: bytes of dynamic shared memory.
+        shared_mem: bytes of dynamic shared memory, an int.
         block_order: "forward", "reverse", or ("shuffle", seed).
         memory: further arrays that the kernel reaches through addresses in its arguments (`array.ctypes.data` in a
             pointer table); they are used in place.
@@ -145,33 +146,37 @@ class Kernel:
 
         Raises ArgumentError, LaunchError, or the KernelFault that happened.
         """
-        grid, block = _dimensions("grid", grid), _dimensions("block", block)
-        self._refuse(grid, block, shared_mem, resident_blocks)
+        grid, block = geometry.dimensions("grid", grid), geometry.dimensions("block", block)
+        cluster = tuple(self.module._library.kernels[self.name].cluster)
+        self._refuse(grid, block, cluster, shared_mem, resident_blocks)
         packed = pack(self.name, self.parameters, args)
-        order = _order(block_order, grid[0] * grid[1] * grid[2])
+        order = geometry.order(block_order, grid, cluster)
+        launch = abi.Launch(
+            grid=grid,
+            block=block,
+            cluster=cluster,
+            order=order.ctypes.data if order is not None else None,
+            resident_blocks=resident_blocks or 0,
+        )
         with _launching:
-            self._launch(grid, block, packed, shared_mem, order, memory, timeout, resident_blocks or 0)
+            try:
+                self._launch(launch, packed, int(shared_mem), memory, timeout)
+            finally:
+                _arena.release_if_large()
 
-    def _refuse(self, grid, block, shared_mem: int, resident_blocks: int | None) -> None:
-        threads = block[0] * block[1] * block[2]
-        bound = self.module._library.kernels[self.name].max_threads
-        problem = ""
-        if grid[0] >= 2**31 or max(grid[1:]) > 65535 or max(block) > 1024 or block[2] > 64 or threads > 1024:
-            problem = "a grid has at most (2^31-1, 65535, 65535) blocks, a block (1024, 1024, 64) and 1024 threads"
-        elif grid[0] * grid[1] * grid[2] * threads >= 2**32:
-            problem = "more than 2^32 threads"
-        elif bound and threads > bound:
-            problem = f"its __launch_bounds__ promise at most {bound} threads a block"
-        elif not 0 <= shared_mem <= abi.DYNAMIC_BYTES:
-            problem = f"shared_mem is {shared_mem}, the most is {abi.DYNAMIC_BYTES} bytes"
-        elif resident_blocks is not None and resident_blocks < 1:
-            problem = f"resident_blocks must be at least 1, got {resident_blocks}"
+    def _refuse(self, grid, block, cluster, shared_mem: object, resident_blocks: int | None) -> None:
+        module, library = self.module, self.module._library
+        bound = library.kernels[self.name].max_threads
+        static = library.static_shared(self.name)
+        problem = geometry.problem(grid, block, cluster, bound, static, shared_mem, module.warp_size)
+        if not problem and resident_blocks is not None and resident_blocks < geometry.size(cluster):
+            problem = f"resident_blocks must be at least {geometry.size(cluster)}, got {resident_blocks}"
         if problem:
             raise LaunchError(f"kernel {self.name!r}: {problem}; got grid {grid}, block {block}", kernel=self.name)
 
-    def _launch(self, grid, block, packed, shared_mem, order, memory, timeout, resident_blocks) -> None:
+    def _launch(self, launch: abi.Launch, packed: Packed, shared_mem: int, memory, timeout: float) -> None:
+        """`launch`: its shape; the rest is filled in here."""
         module, library = self.module, self.module._library
-        entry = library.kernels[self.name]
         spans = [s for s in packed.spans if s is not None]
         parts = []
         if module.checked:
@@ -185,40 +190,28 @@ class Kernel:
             addresses = [s.array.ctypes.data if s is not None else None for s in packed.spans]
         table, keep = packed.pointers(addresses, self.parameters)
         regions, keep_marks = self._regions(library, parts, shared_mem)
-        launch = abi.Launch(
-            grid=grid,
-            block=block,
-            warp_size=module.warp_size,
-            call=entry.call,
-            arguments=ctypes.addressof(table),
-            order=order.ctypes.data if order is not None else None,
-            regions=ctypes.addressof(regions),
-            region_count=len(regions),
-            slice_ms=_SLICE_MS,
-            resident_blocks=resident_blocks,
-            shuffles_order_memory=module.shuffles_order_memory,
-            shared_low=library.shared_low,
-            dynamic_low=library.dynamic_low,
-            constant_low=library.constant_range[0],
-            constant_high=library.constant_range[1],
-            pool=ctypes.addressof(_pool),
-            compare_sites=abi.COMPARE_SITES(self._compare_sites),
-        )
-        images = [
-            (library.shared_low, library.shared_bytes),
-            (library.dynamic_low, shared_mem if library.has_dynamic else 0),
-        ]
+        launch.warp_size = module.warp_size
+        launch.call = library.kernels[self.name].call
+        launch.arguments = ctypes.addressof(table)
+        launch.regions, launch.region_count = ctypes.addressof(regions), len(regions)
+        launch.slice_ms = _SLICE_MS
+        launch.shuffles_order_memory = module.shuffles_order_memory
+        launch.constant_low, launch.constant_high = library.constant_range
+        launch.pool = ctypes.addressof(_pool)
+        launch.compare_sites = abi.COMPARE_SITES(self._compare_sites)
+        launch.shared_low, launch.dynamic_low = library.shared_low, library.dynamic_low
+        dynamic = shared_mem if library.has_dynamic else 0
+        images = [(library.shared_low, library.shared_bytes), (library.dynamic_low, dynamic)]
         images = [(low, low + size) for low, size in images if size]
         launch.image_low = min((low for low, _ in images), default=0)
         launch.image_size = max((high for _, high in images), default=0) - launch.image_low
         status = self._run(launch, timeout)
         del keep, keep_marks
         if status == abi.FAULT:
-            raise report.fault(launch.report, self._scene(grid, block, parts, regions, shared_mem, timeout))
+            raise report.fault(launch.report, self._scene(launch, parts, regions, shared_mem, timeout))
         for part in parts:
-            if part.shift and regions[self._region_of(regions, part)].written:
+            if part.shift:
                 _arena.copy_back(part)
-        _arena.release_if_large()
 
     def _run(self, launch: abi.Launch, timeout: float) -> int:
         handle = self.module._library.handle
@@ -269,10 +262,6 @@ class Kernel:
             raise ArgumentError(f"kernel {self.name!r}: more than 250 separate arrays and variables", kernel=self.name)
         return (abi.Region * len(known))(*known), marks
 
-    @staticmethod
-    def _region_of(regions, part) -> int:
-        return next(i for i, r in enumerate(regions) if r.low == part.low + part.shift)
-
     def _compare_sites(self, one, two) -> int:
         try:
             places = [
@@ -290,14 +279,15 @@ class Kernel:
         except (LookupError, OSError, ValueError):  # an exception could not pass through the C code that calls this
             return -1
 
-    def _scene(self, grid, block, parts, regions, shared_mem, timeout) -> report.Scene:
+    def _scene(self, launch: abi.Launch, parts, regions, shared_mem: int, timeout: float) -> Scene:
         library = self.module._library
         static, dynamic = regions[len(regions) - 2], regions[len(regions) - 1]
         moved = static.low - library.shared_low
-        return report.Scene(
+        return Scene(
             kernel=self.name,
-            grid=grid,
-            block=block,
+            grid=tuple(launch.grid),
+            block=tuple(launch.block),
+            cluster=tuple(launch.cluster),
             frames=library.frames,
             line=self.module._source_lines,
             parts=parts,
@@ -315,23 +305,3 @@ def _placed(span: Span, parts) -> int:
         if any(s is span for s in part.spans):
             return span.array.ctypes.data + part.shift
     return _arena.empty
-
-
-def _dimensions(what: str, value: Sequence[int]) -> tuple[int, int, int]:
-    values = (value,) if isinstance(value, (int, np.integer)) else tuple(value)
-    if not 1 <= len(values) <= 3 or not all(isinstance(v, (int, np.integer)) and v >= 1 for v in values):
-        raise LaunchError(
-            f"{what} must be 1 to 3 positive ints, got {value!r} (a launch of nothing is the caller's to skip)"
-        )
-    x, y, z = [*map(int, values), 1, 1][:3]
-    return x, y, z
-
-
-def _order(block_order, count: int) -> np.ndarray | None:
-    if block_order == "forward":
-        return None
-    if block_order == "reverse":
-        return np.arange(count - 1, -1, -1, dtype=np.uint64)
-    if isinstance(block_order, tuple) and len(block_order) == 2 and block_order[0] == "shuffle":
-        return np.random.default_rng(block_order[1]).permutation(count).astype(np.uint64)
-    raise ValueError(f'block_order must be "forward", "reverse" or ("shuffle", seed), got {block_order!r}')

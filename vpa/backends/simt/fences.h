@@ -32,9 +32,9 @@ struct Fence {
 };
 
 struct Log {
-    uintptr_t address;
-    u32 owner;  // 1 + block, for shared memory
+    Place place;
     u32 version, count, capacity;
+    u32 last;  // the thread that published version `version`
     Entry* entries;
     Links links;  // Link.version is the linked log's; `since` holds ours
     u32* since;
@@ -123,6 +123,8 @@ static void take_fence(Fiber* f, bool device_scope) {
     fence_entry(*fence, THREAD | f->gid, f->stamp, scope);
     fence_entry(*fence, warp_entity(warp), warp->stamp, scope);
     fence_entry(*fence, BLOCK | slot->number, slot->barrier_stamp, scope);
+    for (u32 i = 0; i < slot->cluster->size && slot->cluster->size > 1; ++i)
+        fence_entry(*fence, BLOCK | slot->cluster->slots[i]->number, slot->cluster->barrier_stamp, scope);
     if (warp->matrix)
         for (u32 lane = 0; lane < state.launch->warp_size; ++lane)
             if (bit(lane) & warp->exists)
@@ -135,7 +137,7 @@ static void take_fence(Fiber* f, bool device_scope) {
     state.fenced = true;
 }
 
-static Log** log_place(uintptr_t address, u32 owner) {
+static Log** log_place(Place place) {
     if (2 * (state.log_count + 1) > state.log_capacity) {
         u32 larger = state.log_capacity ? 2 * state.log_capacity : 64;
         Log** old = state.logs;
@@ -144,10 +146,11 @@ static Log** log_place(uintptr_t address, u32 owner) {
         state.log_capacity = larger;
         for (u32 i = 0; i < old_capacity; ++i)
             if (old[i])
-                *log_place(old[i]->address, old[i]->owner) = old[i];
+                *log_place(old[i]->place) = old[i];
     }
-    u32 i = (u32)((address * 0x9e3779b97f4a7c15u + owner * 0x85ebca6bu) >> 32) & (state.log_capacity - 1);
-    while (state.logs[i] && (state.logs[i]->address != address || state.logs[i]->owner != owner))
+    u32 i = (u32)((place.address * 0x9e3779b97f4a7c15u + place.owner * 0x85ebca6bu) >> 32) & (state.log_capacity - 1);
+    while (state.logs[i] &&
+           (state.logs[i]->place.address != place.address || state.logs[i]->place.owner != place.owner))
         i = (i + 1) & (state.log_capacity - 1);
     return &state.logs[i];
 }
@@ -182,28 +185,26 @@ static void log_append(Log* log, const Entry& entry) {
     *log_entity(log, entry.entity) = log->count;
 }
 
-static void publish(Fiber* f, uintptr_t address, bool shared, bool read_modify_write) {
+static void publish(Fiber* f, Place at, bool read_modify_write) {
     Fence* fences[2] = {f->fence, f->slot->fence};
     if (!state.fenced)
         return;
-    u32 owner = shared ? 1 + (u32)f->slot->number : 0;
-    Log** place = log_place(address, owner);
+    Log** place = log_place(at);
     if (!fences[0] && !fences[1] && !*place)
         return;
     if (!*place) {
         *place = (Log*)arena_take(sizeof(Log));
         ++state.log_count;
-        (*place)->address = address;
-        (*place)->owner = owner;
+        (*place)->place = at;
     } else if (!read_modify_write) {
         // A plain store ends the release sequence: later readers learn only from this one on.
         Log* fresh = (Log*)arena_take(sizeof(Log));
-        fresh->address = address;
-        fresh->owner = owner;
+        fresh->place = at;
         *place = fresh;
     }
     Log* log = *place;
     ++log->version;
+    log->last = f->gid;
     for (Fence* fence : fences) {
         if (!fence)
             continue;
@@ -220,10 +221,10 @@ static void publish(Fiber* f, uintptr_t address, bool shared, bool read_modify_w
 
 // Leaving out the fence that the reading side needs too is not reported: hardware forgives it, and CUDA's own samples
 // rely on that.
-static void acquire(Fiber* f, uintptr_t address, bool shared) {
+static void acquire(Fiber* f, Place at) {
     if (!state.log_count)
         return;
-    Log* log = *log_place(address, shared ? 1 + (u32)f->slot->number : 0);
+    Log* log = *log_place(at);
     if (log && log->version)
         link_to(f->acquired, log, log->version);
 }

@@ -10,6 +10,17 @@ enum { GUARD_BYTES = 65536 };  // the largest page of AArch64
 #endif
 enum { STACK_BYTES = 128 * 1024 + GUARD_BYTES };
 
+// Tops at one page offset would compete for the same cache sets.
+static char* stack_top(char* bottom, u32 number) {
+    return bottom + STACK_BYTES - number * 5 % 64 * 64;
+}
+
+#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(SIMT_UCONTEXT)
+enum : bool { STATE_ON_STACK = true };  // a switch leaves the registers on the stack
+#else
+enum : bool { STATE_ON_STACK = false };
+#endif
+
 static void fiber_main();
 
 #if defined(__x86_64__) && !defined(SIMT_UCONTEXT)

@@ -22,12 +22,12 @@ static inline void volatile_hook(void* pointer, u64 size, u64 alignment, void* p
     Region* region = check<FLAGS | VOLATILE>(address, size, pc);
     if (!region)
         return;
-    bool shared = region->space == SPACE_STATIC_SHARED || region->space == SPACE_DYNAMIC_SHARED;
+    Place place = place_of(region, address);
     if (FLAGS & WRITE)
-        return publish(f, address, shared, false);
-    acquire(f, address, shared);
+        return publish(f, place, false);
+    acquire(f, place);
     polled(f);
-    acquire(f, address, shared);  // what was written while it slept is what it reads now
+    acquire(f, place);  // what was written while it slept is what it reads now
 }
 
 #define ACCESS_HOOKS(n)                                            \

@@ -21,20 +21,25 @@ from .errors import Frame, SimtError
 class Variable:
     """A `__shared__`, `__device__` or `__constant__` variable: where a kernel finds it. Shared ones lie relative to the
     thread-local anchor until a launch knows the host thread. `settable`: Python may write it; `constant`: a kernel may
-    not."""
+    not. `function`: the kernel in whose body it is declared, if in one's."""
 
     name: str
     low: int
     size: int
     constant: bool = False
     settable: bool = True
+    function: str | None = None
 
 
 class Library:
-    """`path`: what `build` returned. Raises SimtError if it belongs to another version of this package."""
+    """`path`: what `build` returned. Raises SimtError if it cannot be loaded, or belongs to another version of this
+    package."""
 
     def __init__(self, path: Path):
-        self.handle = ctypes.CDLL(str(path))
+        try:
+            self.handle = ctypes.CDLL(str(path))
+        except OSError as error:  # a cache on a file system from which nothing may be executed
+            raise SimtError(f"{path} cannot be loaded ({error}); set XDG_CACHE_HOME to another folder") from error
         self.handle.simt_kernel_table.restype = ctypes.POINTER(abi.KernelEntry)
         self.handle.simt_launch.argtypes = [ctypes.POINTER(abi.Launch)]
         self.handle.simt_image.restype = ctypes.c_void_p
@@ -61,7 +66,7 @@ class Library:
         self.dynamic_low = dynamic.value - anchor if dynamic else 0
         beyond = dynamic.value + abi.DYNAMIC_BYTES if dynamic else 0
         self.shared = tuple(
-            Variable(s.short_name, s.value - anchor, s.size)
+            Variable(s.short_name, s.value - anchor, s.size, function=s.function)
             for s in tls.values()
             if s.name != ANCHOR_SYMBOL and not (dynamic and dynamic.value <= s.value < beyond)
         )
@@ -72,6 +77,11 @@ class Library:
             marks[v.low - self.shared_low :][: v.size] = abi.PERMIT_READ | abi.PERMIT_WRITE
         #: A byte for each byte of static shared memory, as Region.permissions; None where variables fill all of it.
         self.shared_marks = None if marks.all() else marks
+
+    def static_shared(self, kernel: str) -> int:
+        """Bytes of static shared memory that the kernel has at least: what other kernels or device functions declare
+        may not be in it."""
+        return sum(v.size for v in self.shared if v.function == kernel or len(self.kernels) == 1)
 
     def _find_variables(self):
         own = set(self.elf.section_bytes(VARIABLES_SECTION).decode().split("\0"))

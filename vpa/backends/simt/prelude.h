@@ -24,6 +24,17 @@ typedef unsigned int simt_mask;
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__
+#define __cluster_dims__(...)  // read from the text: see source.py
+// The keyword is not allowed after `__shared__` as it stands for here; an attribute is, but takes no type.
+template <class T>
+constexpr unsigned long simt_alignment() {
+    return alignof(T);
+}
+template <unsigned long value>
+constexpr unsigned long simt_alignment() {
+    return value;
+}
+#define alignas(...) __attribute__((aligned(simt_alignment<__VA_ARGS__>())))
 #define SIMT_TEXT_(x) #x
 #define SIMT_TEXT(x) SIMT_TEXT_(x)
 // A section of its own for each variable: const and non-const ones may not share one.
@@ -112,6 +123,9 @@ void simt_fence(int scope) noexcept;
 void simt_pause() noexcept;
 [[noreturn]] void simt_trap(const char* what, const char* file, int line) noexcept;
 long long simt_clock() noexcept;
+unsigned simt_cluster_rank() noexcept;
+unsigned simt_cluster_size() noexcept;
+void* simt_cluster_map(const void* pointer, unsigned rank) noexcept;
 int simt_printf(const char* format, ...) noexcept __attribute__((format(printf, 1, 2)));
 }
 
@@ -126,6 +140,21 @@ SIMT_INLINE int __syncthreads_and(int predicate) {
 }
 SIMT_INLINE int __syncthreads_or(int predicate) {
     return simt_barrier(3, predicate);
+}
+// Clusters, under names of our own: all threads of the cluster meet (release and acquire), the block's rank in it and
+// their number, and the object of another block that lies where `pointer` does in the shared memory of this one.
+SIMT_INLINE void __simt_cluster_barrier() {
+    simt_barrier(4, 0);
+}
+SIMT_INLINE unsigned __simt_cluster_rank() {
+    return simt_cluster_rank();
+}
+SIMT_INLINE unsigned __simt_cluster_size() {
+    return simt_cluster_size();
+}
+template <class T>
+SIMT_INLINE T* __simt_cluster_map(T* pointer, unsigned rank) {
+    return (T*)simt_cluster_map((const void*)pointer, rank);
 }
 SIMT_INLINE void __threadfence_block() {
     simt_fence(0);
@@ -159,9 +188,13 @@ void* memcpy(void* to, const void* from, size_t size) noexcept __asm__("simt_mem
 void* memmove(void* to, const void* from, size_t size) noexcept __asm__("simt_memmove");
 void* memset(void* to, int value, size_t size) noexcept __asm__("simt_memset");
 }
+#define __builtin_memcpy memcpy
+#define __builtin_memmove memmove
+#define __builtin_memset memset
 
 #include "prelude_warp.h"
 #include "prelude_atomics.h"
+#include "prelude_bits.h"
 #include "prelude_math.h"
 #include "prelude_launch.h"
 

@@ -26,19 +26,28 @@ unsigned long long simt_atomic64(unsigned op,
 unsigned short simt_atomic16(unsigned op, void* address, unsigned short value, unsigned short compare) noexcept;
 }
 
+// Atomics of the block are taken for atomics of the device: one that another block relies on is not found out.
+#define SIMT_SCOPES(T, name)                           \
+    SIMT_INLINE T name##_system(T* address, T value) { \
+        return name(address, value);                   \
+    }                                                  \
+    SIMT_INLINE T name##_block(T* address, T value) {  \
+        return name(address, value);                   \
+    }
 #define SIMT_ATOMIC(T, Bits, width, name, op)                                                  \
     SIMT_INLINE T name(T* address, T value) {                                                  \
         return simt_bits<T>((Bits)simt_atomic##width(op, address, simt_bits<Bits>(value), 0)); \
     }                                                                                          \
-    SIMT_INLINE T name##_system(T* address, T value) {                                         \
-        return name(address, value);                                                           \
-    }
+    SIMT_SCOPES(T, name)
 #define SIMT_CAS(T, Bits, width)                                                                                \
     SIMT_INLINE T atomicCAS(T* address, T compare, T value) {                                                   \
         return simt_bits<T>(                                                                                    \
             (Bits)simt_atomic##width(SIMT_RMW_CAS, address, simt_bits<Bits>(value), simt_bits<Bits>(compare))); \
     }                                                                                                           \
     SIMT_INLINE T atomicCAS_system(T* address, T compare, T value) {                                            \
+        return atomicCAS(address, compare, value);                                                              \
+    }                                                                                                           \
+    SIMT_INLINE T atomicCAS_block(T* address, T compare, T value) {                                             \
         return atomicCAS(address, compare, value);                                                              \
     }
 #define SIMT_INTEGER_ATOMICS(T, Bits, width, sign)              \
@@ -67,6 +76,9 @@ SIMT_INLINE int atomicSub(int* address, int value) {
 SIMT_INLINE unsigned atomicSub(unsigned* address, unsigned value) {
     return atomicAdd(address, 0u - value);
 }
+SIMT_SCOPES(int, atomicSub)
+SIMT_SCOPES(unsigned, atomicSub)
+#undef SIMT_SCOPES
 #undef SIMT_ATOMIC
 #undef SIMT_CAS
 #undef SIMT_INTEGER_ATOMICS

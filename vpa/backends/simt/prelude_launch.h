@@ -17,6 +17,7 @@ struct simt_kernel {
     const simt_parameter* parameters;
     unsigned count;
     unsigned max_threads;  // of __launch_bounds__; 0 without
+    unsigned cluster[3];   // of __cluster_dims__
 };
 
 template <class T>
@@ -134,9 +135,10 @@ struct simt_entry<function> {
     SIMT_UNCHECKED static void call(void** arguments) {
         unpack(arguments, typename simt_make_indices<sizeof...(T)>::type());
     }
-    SIMT_UNCHECKED static simt_kernel describe(const char* name, const char* names, unsigned max_threads) {
+    SIMT_UNCHECKED static simt_kernel describe(
+        const char* name, const char* names, unsigned max_threads, unsigned x, unsigned y = 1, unsigned z = 1) {
         static const simt_parameter parameters[sizeof...(T) + 1] = {simt_describe<T>()...};
-        return {name, names, call, parameters, sizeof...(T), max_threads};
+        return {name, names, call, parameters, sizeof...(T), max_threads, {x, y, z}};
     }
 };
 
@@ -145,7 +147,7 @@ struct simt_entry<function> {
 #else
 #define SIMT_TEXT_ENDS
 #endif
-#define SIMT_KERNEL(function, names, bound) simt_entry<function>::describe(#function, names, bound),
+#define SIMT_KERNEL(function, names, bound, ...) simt_entry<function>::describe(#function, names, bound, __VA_ARGS__),
 #define SIMT_KERNEL_TABLE(...)                                                                                \
     extern "C" __attribute__((visibility("default"))) SIMT_UNCHECKED const simt_kernel* simt_kernel_table() { \
         static const simt_kernel table[] = {__VA_ARGS__ simt_kernel{}};                                       \

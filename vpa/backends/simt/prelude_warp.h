@@ -12,6 +12,7 @@ enum simt_op : unsigned {
     SIMT_ANY,
     SIMT_ALL,
     SIMT_MATCH_ANY,
+    SIMT_MATCH_ALL,
     SIMT_ADD_I,
     SIMT_MIN_I,
     SIMT_MAX_I,
@@ -39,36 +40,41 @@ SIMT_INLINE To simt_bits(From value) {
 }
 
 // One set of overloads for each type that CUDA shuffles; smaller integers promote to int as they do there.
-#define SIMT_SHUFFLES(T, Bits)                                                                      \
-    SIMT_INLINE T simt_exchange(unsigned op, simt_mask mask, T value, int argument, int width) {    \
-        return simt_bits<T>((Bits)simt_warp(op, mask, simt_bits<Bits>(value), argument, width));    \
-    }                                                                                               \
-    SIMT_INLINE T __shfl_sync(simt_mask mask, T value, int lane, int width = warpSize) {            \
-        return simt_exchange(SIMT_SHFL, mask, value, lane, width);                                  \
-    }                                                                                               \
-    SIMT_INLINE T __shfl_up_sync(simt_mask mask, T value, unsigned delta, int width = warpSize) {   \
-        return simt_exchange(SIMT_SHFL_UP, mask, value, (int)delta, width);                         \
-    }                                                                                               \
-    SIMT_INLINE T __shfl_down_sync(simt_mask mask, T value, unsigned delta, int width = warpSize) { \
-        return simt_exchange(SIMT_SHFL_DOWN, mask, value, (int)delta, width);                       \
-    }                                                                                               \
-    SIMT_INLINE T __shfl_xor_sync(simt_mask mask, T value, int lane_mask, int width = warpSize) {   \
-        return simt_exchange(SIMT_SHFL_XOR, mask, value, lane_mask, width);                         \
-    }                                                                                               \
-    SIMT_INLINE T __shfl(T value, int lane, int width = warpSize) {                                 \
-        return simt_exchange(SIMT_SHFL | SIMT_LOCKSTEP, 0, value, lane, width);                     \
-    }                                                                                               \
-    SIMT_INLINE T __shfl_up(T value, unsigned delta, int width = warpSize) {                        \
-        return simt_exchange(SIMT_SHFL_UP | SIMT_LOCKSTEP, 0, value, (int)delta, width);            \
-    }                                                                                               \
-    SIMT_INLINE T __shfl_down(T value, unsigned delta, int width = warpSize) {                      \
-        return simt_exchange(SIMT_SHFL_DOWN | SIMT_LOCKSTEP, 0, value, (int)delta, width);          \
-    }                                                                                               \
-    SIMT_INLINE T __shfl_xor(T value, int lane_mask, int width = warpSize) {                        \
-        return simt_exchange(SIMT_SHFL_XOR | SIMT_LOCKSTEP, 0, value, lane_mask, width);            \
-    }                                                                                               \
-    SIMT_INLINE simt_mask __match_any_sync(simt_mask mask, T value) {                               \
-        return (simt_mask)simt_warp(SIMT_MATCH_ANY, mask, simt_bits<Bits>(value), 0, warpSize);     \
+#define SIMT_SHUFFLES(T, Bits)                                                                             \
+    SIMT_INLINE T simt_exchange(unsigned op, simt_mask mask, T value, int argument, int width) {           \
+        return simt_bits<T>((Bits)simt_warp(op, mask, simt_bits<Bits>(value), argument, width));           \
+    }                                                                                                      \
+    SIMT_INLINE T __shfl_sync(simt_mask mask, T value, int lane, int width = warpSize) {                   \
+        return simt_exchange(SIMT_SHFL, mask, value, lane, width);                                         \
+    }                                                                                                      \
+    SIMT_INLINE T __shfl_up_sync(simt_mask mask, T value, unsigned delta, int width = warpSize) {          \
+        return simt_exchange(SIMT_SHFL_UP, mask, value, (int)delta, width);                                \
+    }                                                                                                      \
+    SIMT_INLINE T __shfl_down_sync(simt_mask mask, T value, unsigned delta, int width = warpSize) {        \
+        return simt_exchange(SIMT_SHFL_DOWN, mask, value, (int)delta, width);                              \
+    }                                                                                                      \
+    SIMT_INLINE T __shfl_xor_sync(simt_mask mask, T value, int lane_mask, int width = warpSize) {          \
+        return simt_exchange(SIMT_SHFL_XOR, mask, value, lane_mask, width);                                \
+    }                                                                                                      \
+    SIMT_INLINE T __shfl(T value, int lane, int width = warpSize) {                                        \
+        return simt_exchange(SIMT_SHFL | SIMT_LOCKSTEP, 0, value, lane, width);                            \
+    }                                                                                                      \
+    SIMT_INLINE T __shfl_up(T value, unsigned delta, int width = warpSize) {                               \
+        return simt_exchange(SIMT_SHFL_UP | SIMT_LOCKSTEP, 0, value, (int)delta, width);                   \
+    }                                                                                                      \
+    SIMT_INLINE T __shfl_down(T value, unsigned delta, int width = warpSize) {                             \
+        return simt_exchange(SIMT_SHFL_DOWN | SIMT_LOCKSTEP, 0, value, (int)delta, width);                 \
+    }                                                                                                      \
+    SIMT_INLINE T __shfl_xor(T value, int lane_mask, int width = warpSize) {                               \
+        return simt_exchange(SIMT_SHFL_XOR | SIMT_LOCKSTEP, 0, value, lane_mask, width);                   \
+    }                                                                                                      \
+    SIMT_INLINE simt_mask __match_any_sync(simt_mask mask, T value) {                                      \
+        return (simt_mask)simt_warp(SIMT_MATCH_ANY, mask, simt_bits<Bits>(value), 0, warpSize);            \
+    }                                                                                                      \
+    SIMT_INLINE simt_mask __match_all_sync(simt_mask mask, T value, int* equal) {                          \
+        simt_mask lanes = (simt_mask)simt_warp(SIMT_MATCH_ALL, mask, simt_bits<Bits>(value), 0, warpSize); \
+        *equal = lanes != 0;                                                                               \
+        return lanes;                                                                                      \
     }
 SIMT_SHUFFLES(int, unsigned)
 SIMT_SHUFFLES(unsigned, unsigned)

@@ -20,9 +20,14 @@ namespace simt_runtime {
 #include "faults.h"
 #ifdef SIMT_CHECKED
 #include "arena.h"
+#include "places.h"
 #include "fences.h"
 #include "clocks.h"
+#include "cells.h"
+#include "windows.h"
+#include "races.h"
 #include "shadow.h"
+#include "hang.h"
 #endif
 #include "divergence.h"
 #include "warp.h"
@@ -30,6 +35,7 @@ namespace simt_runtime {
 #include "blocks.h"
 #include "scheduler.h"
 #include "atomics.h"
+#include "cluster.h"
 #include "signals.h"
 #ifdef SIMT_CHECKED
 #include "hooks.h"
@@ -51,11 +57,15 @@ static void prepare(Launch* launch) {
     memcpy(&blockDim, launch->block, sizeof blockDim);
     state.threads = launch->block[0] * launch->block[1] * launch->block[2];
     state.block_count = (u64)launch->grid[0] * launch->grid[1] * launch->grid[2];
+    state.cluster_size = launch->cluster[0] * launch->cluster[1] * launch->cluster[2];
     state.warp_shift = launch->warp_size == 64 ? 6 : 5;
     u32 limit = RESIDENT_THREADS / state.threads;
     limit = limit < 2 ? 2 : limit > MAX_SLOTS ? (u32)MAX_SLOTS : limit;
-    state.resident_limit =
-        launch->resident_blocks && launch->resident_blocks < MAX_SLOTS ? launch->resident_blocks : limit;
+    if (launch->resident_blocks && launch->resident_blocks < MAX_SLOTS)
+        limit = launch->resident_blocks;
+    else if (limit < 2 * state.cluster_size)
+        limit = 2 * state.cluster_size;
+    state.resident_limit = limit / state.cluster_size * state.cluster_size;
     uintptr_t anchor = (uintptr_t)&simt_tls_anchor;
     Region* regions = launch->regions;
     state.static_shared = &regions[launch->region_count - 2];
@@ -82,7 +92,6 @@ static void prepare(Launch* launch) {
         Region* r = &regions[i];
         r->index = i;
         r->cells = nullptr;
-        r->written = 0;
         r->base = state.stamp;
         if (i + 2 >= launch->region_count || !(r->permit & PERMIT_WRITE) || !r->size)
             continue;
@@ -133,7 +142,7 @@ static u32 slice() {
 // Runs a launch for up to its time slice; Status says whether it is done, wants to be resumed, or has left a report.
 EXPORT u32 simt_launch(Launch* launch) {
     prepare(launch);
-    start_block(0);
+    start_blocks(0);
     return slice();
 }
 

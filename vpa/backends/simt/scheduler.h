@@ -5,47 +5,23 @@
 // next block started beside it; the two then take turns, each with its own copy of shared memory.
 #pragma once
 
-static const i64 HANG_NS = 2000000000;
-
 // Every thread of the block that can run waits in a loop: another block's turn.
 static void rotate() {
     Slot* slot = state.slot;
     wake_all(slot);
-    if (++slot->idle_rounds >= 2 && state.resident < state.resident_limit && start_block(state.resident))
+    if (++slot->idle_rounds >= 2 && state.resident < state.resident_limit && start_blocks(state.resident))
         return;
     u32 from = slot_number(slot);
     for (u32 i = 1; i <= state.resident; ++i) {
         Slot* next = state.pool->slots[(from + i) % state.resident];
-        if (!next->open)
+        if (!next->open || next->at_cluster_barrier)
             continue;
         if (next != slot)
             slot_activate(next);
         break;
     }
 #ifdef SIMT_CHECKED
-    // Everybody polls, and nobody has written, arrived or returned for a while: it will stay so.
-    bool stuck = state.progress == state.progress_seen && state.writes == state.writes_seen;
-    const Fiber* poller = nullptr;
-    for (u32 s = 0; s < state.resident && stuck; ++s) {
-        const Slot* resident = state.pool->slots[s];
-        for (u32 i = 0; i < resident->threads && resident->open; ++i) {
-            const Fiber* f = &resident->fibers[i];
-            if (f->state != RUNNING)
-                continue;
-            if (!spinning(f))
-                stuck = false;
-            poller = f;
-        }
-    }
-    if (!stuck || !poller) {
-        state.progress_seen = state.progress;
-        state.writes_seen = state.writes;
-        state.stuck_since = clock_ns(CLOCK_MONOTONIC);
-    } else if (clock_ns(CLOCK_MONOTONIC) - state.stuck_since > HANG_NS) {
-        describe(state.launch->report.actor, poller, poller->pc, VOLATILE, nullptr);
-        set_text("spin");
-        stop(FAULT_HANG);
-    }
+    watch_for_hang();
 #endif
 }
 
@@ -53,6 +29,24 @@ static bool asleep(const Slot* slot) {
     for (u32 w = 0; w < slot->warp_count; ++w)
         if (slot->warps[w].asleep)
             return true;
+    return false;
+}
+
+static bool cluster_is_done(const Cluster* cluster) {
+    for (u32 i = 0; i < cluster->size; ++i)
+        if (cluster->slots[i]->open)
+            return false;
+    return true;
+}
+
+// A block of the cluster that does not wait at its barrier; the barrier is complete if there is none.
+static bool run_another_of(Cluster* cluster) {
+    complete_cluster_barrier(cluster);
+    for (u32 i = 0; i < cluster->size; ++i)
+        if (cluster->slots[i]->open && !cluster->slots[i]->at_cluster_barrier) {
+            slot_activate(cluster->slots[i]);
+            return true;
+        }
     return false;
 }
 
@@ -80,12 +74,15 @@ static u32 run() {
             continue;
         }
         if (!slot->live) {
-            if (state.deferred_slot == slot) {
+            slot->open = false;
+            bool last = cluster_is_done(slot->cluster);
+            if (state.deferred_slot && state.deferred_slot->cluster == slot->cluster &&
+                (last || (state.deferred_slot == slot && !state.deferred_remote))) {
                 stop(FAULT_UNINITIALIZED);
                 continue;
             }
-            slot->open = false;
-            if (start_block(slot_number(slot)))
+            if (last ? start_blocks(slot_number(slot) / state.cluster_size * state.cluster_size)
+                     : run_another_of(slot->cluster))
                 continue;
             bool more = false;
             for (u32 i = 0; i < state.resident && !more; ++i)
@@ -93,6 +90,10 @@ static u32 run() {
                     slot_activate(state.pool->slots[i]), more = true;
             if (!more)
                 return STATUS_DONE;
+            continue;
+        }
+        if (slot->at_cluster_barrier) {
+            run_another_of(slot->cluster);
             continue;
         }
         if (warp_settle(slot))

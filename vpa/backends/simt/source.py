@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Declaration:
-    """One `extern "C" __global__` function: its name, its parameters' names (empty strings where they have none), and
-    the first argument of its `__launch_bounds__` as it is written, "0" without one."""
+    """One `extern "C" __global__` function: its name, its parameters' names (empty strings where they have none), and,
+    as they are written, the first argument of its `__launch_bounds__` ("0" without one) and the arguments of its
+    `__cluster_dims__` ("1" without)."""
 
     name: str
     parameters: tuple[str, ...]
     max_threads: str = "0"
+    cluster: str = "1"
     start: int = field(default=0, compare=False)  # of the parameter list
 
 
@@ -27,7 +29,8 @@ def _blank(match: re.Match) -> str:
 def declarations(preprocessed: str) -> tuple[Declaration, ...]:
     """The kernels that can be launched by name, in order: `extern "C"` ones, no templates. `preprocessed`: after the
     preprocessor has run, with `__global__` left as it is."""
-    text = re.sub(r'\bextern\s+"C"', "extern_C", preprocessed)
+    text = re.sub(r"^#.*$", "", preprocessed, flags=re.MULTILINE)
+    text = re.sub(r'\bextern\s+"C"', "extern_C", text)
     text = _NOISE.sub(_blank, text)
     blocks = [(m.end(), _closing(text, m.end() - 1, "{}")) for m in re.finditer(r"\bextern_C\s*\{", text)]
     found: dict[str, Declaration] = {}
@@ -39,11 +42,11 @@ def declarations(preprocessed: str) -> tuple[Declaration, ...]:
             declared = _declared(text, match.end())
             if declared is None or (declared.name in found and not any(declared.parameters)):
                 continue
-            bound = re.search(r"__launch_bounds__\s*\(", text[match.start() - len(head) : declared.start])
-            if bound is not None:
-                inside = match.start() - len(head) + bound.end()
-                bounds = _split(text[inside : _closing(text, inside - 1, "()")])
-                declared = replace(declared, max_threads=" ".join(bounds[0].split()))
+            qualifiers = text[match.start() - len(head) : declared.start]
+            if bounds := _arguments("__launch_bounds__", qualifiers):
+                declared = replace(declared, max_threads=bounds[0])
+            if sizes := _arguments("__cluster_dims__", qualifiers):
+                declared = replace(declared, cluster=", ".join(sizes))
             found[declared.name] = declared
     return tuple(found.values())
 
@@ -62,6 +65,14 @@ def _declared(text: str, position: int) -> Declaration | None:
             return Declaration(word, _parameter_names(text[position + 1 : end]), start=position)
         return _declared(text, end + 1)
     return None
+
+
+def _arguments(name: str, qualifiers: str) -> list[str]:
+    found = re.search(name + r"\s*\(", qualifiers)
+    if found is None:
+        return []
+    inside = qualifiers[found.end() : _closing(qualifiers, found.end() - 1, "()")]
+    return [" ".join(part.split()) for part in _split(inside)]
 
 
 def _closing(text: str, position: int, pair: str) -> int:

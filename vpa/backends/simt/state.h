@@ -34,7 +34,8 @@ enum Space : u32 {
     SPACE_VARIABLE,
     SPACE_LOCAL
 };
-enum Access : u32 { READ = 0, WRITE = 1, ATOMIC = 2, VOLATILE = 4 };  // flags; READ is the absence of WRITE
+// Flags; READ is the absence of WRITE. OVERWRITE: an atomic write that does not depend on what was there.
+enum Access : u32 { READ = 0, WRITE = 1, ATOMIC = 2, VOLATILE = 4, OVERWRITE = 8 };
 enum { MAX_FRAMES = 24, MAX_CALLS = 48 };
 enum { PERMIT_READ = 1, PERMIT_WRITE = 2 };
 
@@ -48,7 +49,8 @@ struct Region {
     void* cells;  // shadow cells; null where nothing can race
     u32 shift;    // log2 of the bytes that one cell stands for; Python puts a first guess
     u32 base;     // stamps below this one are from before the launch (or before the block, in shared memory)
-    u32 written, index;
+    u32 index;    // among the launch's; from MAX_REGIONS on: a window onto another block's shared memory
+    u32 pad;
 };
 
 // A thread and what it does: one side of a fault.
@@ -63,7 +65,8 @@ struct Actor {
 struct Report {
     u32 fault, space;
     u64 address, size;
-    u32 has_other, line, column, region;
+    u32 has_other, line, column;
+    u32 owner;  // 1 + the block whose shared memory it is, if not the thread's own
     const char* file;
     Actor actor, other;
     char text[256];
@@ -77,7 +80,7 @@ struct Launch {
     const u64* order;  // linear block numbers in the order they start; null: ascending
     Region* regions;   // ascending and disjoint; the last two are static and dynamic shared memory (relative to the TLS
                        // anchor)
-    u32 slice_ms, resident_blocks, shuffles_order_memory, pad;
+    u32 slice_ms, resident_blocks, shuffles_order_memory, cluster[3];
     i64 shared_low, dynamic_low;  // where static and dynamic shared memory begin, relative to the TLS anchor
     i64 image_low;                // the same for both together, to be exchanged when blocks take turns
     u64 image_size;
@@ -128,6 +131,9 @@ struct alignas(64) Fiber {
     Fence* fence;
     Links acquired;
     u32 spin_count;  // atomic and volatile reads since its last write
+    bool slept;      // since hang.h last looked at it
+    u32 looks, seen_epoch, stuck_epoch;
+    u64 seen;
     uintptr_t stack_low, stack_high;
     void* calls[MAX_CALLS];
 };
@@ -141,6 +147,19 @@ struct Warp {
     bool uniform;  // all waiting lanes called what the leader called, from the same place
     u32 stamp;     // accesses of this warp up to this stamp happened before what its lanes do now
     u32* matrix;   // [lane][other lane]: the same for partial masks; null until the first one
+};
+
+// An access: who, at which stamp, and `where`: return address relative to the module << 3 | WRITE, ATOMIC, VOLATILE.
+struct Record {
+    u32 stamp, gid, where;
+};
+
+// Blocks that run together; without __cluster_dims__ each is alone in one.
+enum { MAX_CLUSTER = 16, IMAGE_MARGIN = 4096 };
+struct Cluster {
+    u32 size;
+    u32 barrier_stamp;         // accesses of its blocks up to this stamp happened before what they do now
+    Slot* slots[MAX_CLUSTER];  // by rank
 };
 
 // A resident block: its threads' stacks, its copy of shared memory while another block runs, its shadow of shared
@@ -161,11 +180,18 @@ struct Slot {
     Warp* warps;
     char* stacks;
     u32 capacity;
-    u8* image;
+    u8* image;  // has IMAGE_MARGIN bytes on both sides
     u64 image_size;
     void* cells[2];
     u64 cell_bytes[2];
     u32 shift[2];
+    Cluster* cluster;
+    u32 rank;
+    bool at_cluster_barrier;     // all its threads
+    Cluster own_cluster;         // of which this is the first slot
+    Region windows[2];           // its shared memory as other blocks of the cluster see it, in the image
+    Record remote[MAX_CLUSTER];  // by rank: the last access of another block to it, until it is known to be over
+    uintptr_t remote_address[MAX_CLUSTER];
 };
 
 // Memory that outlives a launch and is shared by every module of the process (launches are serialised by Python).
@@ -195,14 +221,16 @@ struct State {
     u32 stamp;
     u32 fault;
     u64 next_block, block_count;
-    u32 threads, warp_shift, resident, resident_limit;
+    u32 threads, warp_shift, resident, resident_limit, cluster_size;
     u32 budget;
     u64 progress, progress_seen, writes, writes_seen;
-    i64 stuck_since, tick_time, slice_start;
+    u32 epoch;  // counts what could end a poll: see hang.h
+    i64 quiet_since, tick_time, slice_start;
     void (*request)(Fiber*);  // to be run by the scheduler for the requester
     Fiber* requester;
-    u64 owner;            // the host thread that launched
-    Slot* deferred_slot;  // a read of uninitialised shared memory is reported once it is known not to be a race
+    u64 owner;             // the host thread that launched
+    Slot* deferred_slot;   // a read of uninitialised shared memory is reported once it is known not to be a race
+    bool deferred_remote;  // of another block's
     Report deferred;
     Log** logs;
     u32 log_count, log_capacity, query;

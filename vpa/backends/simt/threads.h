@@ -68,6 +68,7 @@ static void on_main(Fiber* f, void (*request)(Fiber*)) {
 
 // The thread waits for another one in a loop: everybody else first.
 static void sleep(Fiber* f) {
+    f->slept = true;
     f->warp->ready &= ~bit(f->lane);
     f->warp->asleep |= bit(f->lane);
     suspend(f, f->warp);
@@ -79,13 +80,16 @@ static void give_way(void* pc) {
     state.current->pc = pc;
     sleep(state.current);
 }
-
-static bool spinning(const Fiber* f) {
-    return f->spin_count >= READS_PER_TURN;
-}
 #endif
 
 static void progress(Slot* slot) {
     ++state.progress;
     slot->idle_rounds = 0;
+}
+
+static u32 slot_number(const Slot* slot) {
+    u32 i = 0;
+    while (state.pool->slots[i] != slot)
+        ++i;
+    return i;
 }

@@ -10,16 +10,18 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 from .errors import CompilerNotFoundError
 
 NAMES = ("g++", "clang++", "zig")
-_OLDEST = {"g++": 11, "clang++": 15}  # volatile accesses told apart; copies of structures that call the checker
+_OLDEST = {"g++": 11, "clang++": 16}  # volatile accesses told apart; copies of structures that call the checker
 _HOW = (
     f"The simt backend compiles kernel texts for the CPU and needs one of: g++ ({_OLDEST['g++']} or later; "
-    f"`apt install g++`), clang++ ({_OLDEST['clang++']} or later; `apt install clang`), or zig (`pip install ziglang`, "
-    "no system package needed)"
+    f"`apt install g++`), clang++ ({_OLDEST['clang++']} or later; `apt install clang`), or zig, which is called as "
+    "`python -m ziglang c++` (`pip install ziglang`, no system package needed)"
 )
 
 # Type-based aliasing rules are off because kernels read rows through wider types; contraction is off so that a*b+c
@@ -60,6 +62,17 @@ _GCC_CHECKED = (
     "-fno-tree-loop-im",
     "-fno-tree-pre",
     "-fno-tree-sink",
+    # A copy or a fill that is expanded in place is no access to the checker; a call is.
+    "-fno-builtin-memcpy",
+    "-fno-builtin-memmove",
+    "-fno-builtin-memset",
+    # A structure that is passed by value is read where the call is, unchecked, unless the call is inlined before the
+    # hooks are placed: so all that may be inlined is.
+    "-finline-functions",
+    "-finline-small-functions",
+    "--param=early-inlining-insns=100000",
+    "--param=max-inline-insns-auto=100000",
+    "--param=large-function-insns=1000000",
 )
 # Functions of the kernel text may synchronise: none may be moved into or out of a branch.
 _CLANG = ("-Xclang", "-fconvergent-functions")
@@ -125,7 +138,10 @@ def _find(name: str, search_path: str) -> tuple[Compiler | None, str]:
         if importlib.util.find_spec("ziglang") is None:
             return None, "the package ziglang is not installed"
         identity = f"zig {importlib.metadata.version('ziglang')}"
-        return Compiler("zig", (sys.executable, "-m", "ziglang", "c++"), "clang", identity), ""
+        command = (sys.executable, "-m", "ziglang", "c++")
+        if not _checks_copies(command):
+            return None, f"{identity} is too old (it leaves copies of structures unchecked)"
+        return Compiler("zig", command, "clang", identity), ""
     problem = f"{name} is not installed"
     versions = range(30, 10, -1) if name in _OLDEST else ()  # distributions also install them as clang++-19 and so on
     for command in (name, *(f"{name}-{version}" for version in versions)):
@@ -139,7 +155,21 @@ def _find(name: str, search_path: str) -> tuple[Compiler | None, str]:
             continue
         family = "clang" if "clang" in version else "gcc"
         number = re.search(r"(\d+)\.\d+", version)
-        if number is None or int(number[1]) >= _OLDEST["clang++" if family == "clang" else "g++"]:
+        new_enough = number is None or int(number[1]) >= _OLDEST["clang++" if family == "clang" else "g++"]
+        if new_enough and (family == "gcc" or _checks_copies((path,))):
             return Compiler(name, (path,), family, version), ""
         problem = f"{path} is too old ({version.splitlines()[0]})"
     return None, problem
+
+
+def _checks_copies(command: tuple[str, ...]) -> bool:
+    """Whether a clang makes a call to the checker of a structure's copy: else the copy would go unseen."""
+    with tempfile.TemporaryDirectory(prefix="vpa-simt-") as folder:
+        source, output = Path(folder) / "probe.cpp", Path(folder) / "probe.s"
+        source.write_text("struct S { int a[8]; };\nvoid copy(S* to, const S* from) { *to = *from; }\n")
+        arguments = [*command, "-O1", "-fsanitize=thread", "-S", str(source), "-o", str(output)]
+        try:
+            subprocess.run(arguments, capture_output=True, timeout=120, check=True)
+            return "__tsan_memcpy" in output.read_text()
+        except (OSError, subprocess.SubprocessError):
+            return False

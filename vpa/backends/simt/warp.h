@@ -61,13 +61,15 @@ static void complete_operation(Warp* w, u64 group) {
             f->result = fibers[f->source].value;
             f->state = RUNNING;
         }
-    } else if (op == MATCH_ANY) {
+    } else if (op == MATCH_ANY || op == MATCH_ALL) {
         for (u64 rest = group; rest; rest &= rest - 1) {
             Fiber* f = &fibers[lowest(rest)];
             f->result = 0;
             for (u64 all = group; all; all &= all - 1)
                 if (fibers[lowest(all)].value == f->value)
                     f->result |= bit(lowest(all));
+            if (op == MATCH_ALL && f->result != group)
+                f->result = 0;
         }
     } else {
         for (u64 rest = group; rest; rest &= rest - 1)
