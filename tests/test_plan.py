@@ -48,6 +48,14 @@ def test_ranks_agree_on_the_widest_shard_and_the_smallest_gpu():
     assert Plan.agreed([(100, 132), (32768, 108), (7, 114)], 2) == Plan(32768, 2, 108)
 
 
+@pytest.mark.parametrize(
+    ("columns", "itemsize", "multiprocessors", "one"),
+    [(32768, 2, 132, True), (32769, 2, 132, False), (16384, 4, 132, True), (32768, 4, 132, False), (5, 2, 0, False)],
+)
+def test_a_row_that_fits_into_one_block_needs_no_pick(columns, itemsize, multiprocessors, one):
+    assert Plan(columns, itemsize, multiprocessors).in_one_kernel() is one
+
+
 @pytest.mark.parametrize("columns", [0, 5, 4096, 32768, 128256, 10**7])
 @pytest.mark.parametrize("multiprocessors", [0, 1, 16, 132, 1000])
 def test_no_number_of_rows_gives_more_candidates_than_were_planned_for(columns, multiprocessors):

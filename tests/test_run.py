@@ -396,7 +396,7 @@ class TestOnAGpu:
 
     def test_the_headline(self, tmp_path):
         path = tmp_path / "out.json"
-        assert run.main(["--rows", "1,40", "--vocab", "3000", "--dtype", "fp32", "--json", str(path)]) == 0
+        assert run.main(["--rows", "40,64", "--dtype", "fp32", "--json", str(path)]) == 0
         timed = [row for row in record.read(path)["rows"] if row["samples_us"]]
         assert {(row["mode"], row["cache"]) for row in timed} == {
             ("captured", "hot"),
@@ -431,7 +431,7 @@ class TestOnAGpu:
     @pytest.mark.mpi
     def test_over_nccl(self, ranks):
         done = ranks(
-            1, ["-m", "vpa.run", "--comm", "nccl", "--rows", "2", "--vocab", "3000", "--dtype", "bf16"], timeout=100
+            1, ["-m", "vpa.run", "--comm", "nccl", "--rows", "64", "--vocab", "40000", "--dtype", "bf16"], timeout=100
         )
         assert done.returncode == 0, done.stderr
         assert "1 rank, NCCL" in done.stdout

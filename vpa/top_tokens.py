@@ -300,7 +300,7 @@ class _Steps:
                 gathered,
             )
         whole = None
-        alone = shard.tp_size == 1 and like.strides[1] == like.itemsize and plan.in_one_kernel(rows)
+        alone = shard.tp_size == 1 and like.strides[1] == like.itemsize and plan.in_one_kernel()
         if alone and hasattr(module, "prepare_tokens"):
             whole = module.prepare_tokens(like, shard, tokens)
         scan = module.prepare_scan(like, shard, layout, splits, candidates)

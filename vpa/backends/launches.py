@@ -94,7 +94,7 @@ def scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> 
 def tokens(logits: Any, shard: VocabShard, out: Any) -> Launch:
     """The launch that does it all for a vocabulary on one rank, [rows >= 1, width]: a block takes a whole row, and
     writes its id to ``out`` int64 [rows]."""
-    return scan_by_rows(logits, shard, "ids", 1, out, most_threads=1024)
+    return scan_by_rows(logits, shard, "ids", 1, out, most_threads=plan.MAX_THREADS)
 
 
 def scan_by_rows(

@@ -63,6 +63,7 @@ ARMS: dict[str, dict[str, Make]] = {
         "existing (torch)": lambda *_: arms.existing_torch(),
         "triton": lambda *_: _triton().by_block(),
         "triton (by lane)": lambda *_: _triton().by_lane(),
+        "triton (exact)": lambda *_: _triton().exact(),
         "torch.argmax": lambda *_: arms.argmax_torch(),
         "cupy.argmax": lambda *_: arms.argmax_cupy(),
     },

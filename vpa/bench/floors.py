@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from vpa.arrays import is_host, namespace
+from vpa import plan
+from vpa.arrays import is_host, multiprocessors, namespace
 
 
 def empty_kernel() -> Callable[[], None]:
@@ -29,15 +30,13 @@ def plain_read(logits: Any) -> Callable[[], Any]:
     from vpa.backends.launcher import Prepared
     from vpa.backends.launches import Launch
 
-    loads, threads = logits.nbytes // 16, 256
-    multiprocessors = cupy.cuda.Device().attributes["MultiProcessorCount"]
-    fill = 8 * multiprocessors  # blocks that fill the device
-    per_thread = 1 if loads < fill * threads else 4
-    blocks = min(max(-(-loads // (threads * per_thread)), 1), fill)
-    sink = cupy.empty(blocks * threads, np.uint32)
-    prepared = Prepared(
-        Launch(
-            "plain_read", {"threads": threads, "loads": per_thread}, blocks, threads, (logits, np.int64(loads), sink)
-        )
-    )
+    loads, threads = logits.nbytes // 16, plan.THREADS
+    spread = plan.BLOCKS_PER_MULTIPROCESSOR * multiprocessors()
+    for per_thread in (1, 2, plan.LOADS):  # as a scan's plan: few bytes are spread thin
+        blocks = max(-(-loads // (threads * per_thread)), 1)
+        if blocks <= spread:
+            break
+    sink = cupy.empty(blocks * threads // 32, np.uint32)
+    defines = {"threads": threads, "loads": per_thread}
+    prepared = Prepared(Launch("plain_read", defines, blocks, threads, (logits, np.int64(loads), sink)))
     return lambda: prepared(logits, sink)  # which also keeps both

@@ -1,6 +1,7 @@
-"""Peers in Triton: the scan by 8 programs per row and the pick by one, in two of the ways that an engine might take.
+"""Peers in Triton: the scan by 8 programs per row and the pick by one, in three of the ways that an engine might take.
 
-They are here to be measured against and are not held to the rules of ``vpa.order``: a NaN is what Triton makes of it.
+They are here to be measured against. The first two take a NaN as Triton does, which is not the rule of ``vpa.order``;
+the third pays for that rule.
 """
 
 from __future__ import annotations
@@ -40,6 +41,18 @@ def by_lane() -> Arm:
     return in_torch("triton (by lane)", _contribution, local, _finish)
 
 
+def exact() -> Arm:
+    """As ``by_lane``, but over integer keys that order NaN and zeros as ``vpa.order`` does."""
+
+    def local(logits: Any, shard: VocabShard, out: Any) -> None:
+        _launch(_scan_exact, logits, shard, out, num_warps=8 if len(logits) <= 64 else 4)
+
+    def finish(gathered: Any, rows: int) -> Any:
+        return _finish(gathered, rows, _pick_exact)
+
+    return in_torch("triton (exact)", _contribution, local, finish)
+
+
 def _contribution(rows: int) -> tuple[tuple[int, ...], np.dtype]:
     return (rows, 2 * SPLITS), np.dtype(np.float32)
 
@@ -53,11 +66,11 @@ def _launch(kernel: Any, logits: Any, shard: VocabShard, out: Any, **options: in
     )
 
 
-def _finish(gathered: Any, rows: int) -> Any:
+def _finish(gathered: Any, rows: int, pick: Any = None) -> Any:
     tokens = torch.empty(rows, dtype=torch.int64, device=gathered.device)
     candidates = len(gathered) // rows * SPLITS
     width = triton.next_power_of_2(candidates)
-    _pick[(rows,)](gathered, tokens, rows, CANDIDATES=candidates, WIDTH=width, SPLITS=SPLITS)
+    (pick or _pick)[(rows,)](gathered, tokens, rows, CANDIDATES=candidates, WIDTH=width, SPLITS=SPLITS)
     return tokens
 
 
@@ -121,4 +134,56 @@ def _pick(gathered, tokens, rows, CANDIDATES: tl.constexpr, WIDTH: tl.constexpr,
     ids = tl.load(at + 1, mask=lane < CANDIDATES, other=float("inf"))
     best = tl.max(values, axis=0)
     token = tl.min(tl.where(values == best, ids, float("inf")), axis=0)
+    tl.store(tokens + row, token.to(tl.int64))
+
+
+@triton.jit
+def _key(values):
+    """fp32 numbers as int32 that compare as ``vpa.order`` has it: NaN above all, one zero."""
+    bits = values.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    signed = tl.where(bits < 0, -magnitude, magnitude)
+    return tl.where(magnitude > 0x7F800000, 0x7FFFFFFF, signed)
+
+
+@triton.jit
+def _scan_exact(
+    logits, out, row_stride, column_stride, count, chunk, first_id, SPLITS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """As ``_scan_by_block``; a split without a column writes (-inf, +inf)."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    begin = split * chunk
+    end = tl.minimum(begin + chunk, count)
+    lane = tl.arange(0, BLOCK)
+    best = tl.full((BLOCK,), -0x7FFFFFFF, tl.int32)  # below the key of -inf
+    best_column = begin + lane
+    for block in range(begin, end, BLOCK):
+        columns = block + lane
+        at = logits + row * row_stride + columns.to(tl.int64) * column_stride
+        values = tl.load(at, mask=columns < end, other=-float("inf")).to(tl.float32)
+        key = tl.where(columns < end, _key(values), -0x7FFFFFFF)
+        better = key > best
+        best = tl.where(better, key, best)
+        best_column = tl.where(better, columns, best_column)
+    largest = tl.max(best, axis=0)
+    column = tl.min(tl.where(best == largest, best_column, 2147483647), axis=0)
+    none = largest == -0x7FFFFFFF
+    bits = tl.where(largest < 0, -largest | -0x80000000, largest)
+    value = tl.where(none, -float("inf"), bits.to(tl.float32, bitcast=True))
+    at = out + (row * SPLITS + split) * 2
+    tl.store(at, value)
+    tl.store(at + 1, tl.where(none, float("inf"), (first_id + column).to(tl.float32)))
+
+
+@triton.jit
+def _pick_exact(gathered, tokens, rows, CANDIDATES: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
+    """As ``_pick``."""
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, WIDTH)
+    at = gathered + ((lane // SPLITS * rows + row) * SPLITS + lane % SPLITS) * 2
+    keys = _key(tl.load(at, mask=lane < CANDIDATES, other=-float("inf")))
+    ids = tl.load(at + 1, mask=lane < CANDIDATES, other=float("inf"))
+    best = tl.max(keys, axis=0)
+    token = tl.min(tl.where(keys == best, ids, float("inf")), axis=0)
     tl.store(tokens + row, token.to(tl.int64))
