@@ -3,7 +3,7 @@
 //
 // A thread takes VPA_LOADS neighbouring columns at a time, 16 bytes of rows each where they are aligned. As in scan.cuh
 // it keeps the largest key, here of each row, and which group of columns raised it: among equal keys the lower group
-// has the lower column. A warp then finds a row's best group among the threads', and in it the column.
+// has the lower column, so that a row's threads agree by one maximum. A warp then finds the column in that group.
 //
 // Needs what split.cuh needs; VPA_DTYPE; VPA_THREADS, threads of a block; VPA_WIDE, 1 if every column starts at a
 // 16-byte boundary and has whole 16 bytes of rows; VPA_LANES, threads side by side, a power of two up to 32; VPA_LOADS,
@@ -54,16 +54,31 @@ VPA_DEVICE void keys_of_group(const Word* run, i64 stride, u32 count, u32 group,
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(VPA_THREADS) local_argmax_columns(const Word* logits,  // row 0, column 0
-                                                                               i64 num_rows,
-                                                                               i64 row_stride,  // words; 1 if VPA_WIDE
-                                                                               i64 column_stride,  // words
-                                                                               i64 chunk,  // valid columns of a split
-                                                                               VPA_GRID_CONSTANT Ranges ranges,
-                                                                               u32* out) {
-    __shared__ u64
-        found[ROWS][GROUPS + 1];    // key and group; one more, so that neighbouring rows lie in different banks
-    __shared__ u64 row_best[ROWS];  // kept by lane 0 of the warp that takes the row
+// The best of the candidates of all lanes that have this lane's rows, in each of them.
+VPA_DEVICE u64 best_over_lanes(u64 candidate) {
+#if VPA_LANES == 1
+    return warp_best_of(candidate);
+#else
+    for (i32 mask = VPA_WARP / 2; mask >= VPA_LANES; mask >>= 1) {
+        const u32 high = VPA_SHUFFLE_XOR((u32)(candidate >> 32), mask);
+        const u64 other = pack(high, VPA_SHUFFLE_XOR((u32)candidate, mask));
+        candidate = other > candidate ? other : candidate;
+    }
+    return candidate;
+#endif
+}
+
+// `logits` points to row 0, column 0; strides are in words, that of rows is 1 if VPA_WIDE; `chunk`: valid columns of a
+// split.
+extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024) local_argmax_columns(const Word* logits,
+                                                                                     i64 num_rows,
+                                                                                     i64 row_stride,
+                                                                                     i64 column_stride,
+                                                                                     i64 chunk,
+                                                                                     VPA_GRID_CONSTANT Ranges ranges,
+                                                                                     u32* out) {
+    __shared__ u64 found[ROWS][WARPS];  // key and group
+    __shared__ u64 row_best[ROWS];      // kept by lane 0 of the warp that takes the row
     const i64 first_row = (i64)(blockIdx.x / VPA_SPLITS) * ROWS;
     const i64 from = blockIdx.x % VPA_SPLITS * chunk;
     const u32 warp = threadIdx.x / VPA_WARP;
@@ -106,18 +121,14 @@ extern "C" __global__ void __launch_bounds__(VPA_THREADS) local_argmax_columns(c
         __syncthreads();  // the last range's readers are done
 #pragma unroll
         for (i32 i = 0; i < MINE; i++) {
-            found[mine + i][place] = pack(top[i], ~where[i]);
+            const u64 of_warp = best_over_lanes(pack(top[i], ~where[i]));
+            if (lane < VPA_LANES) {
+                found[mine + i][warp] = of_warp;
+            }
         }
         __syncthreads();
         for (u32 row = warp; row < ROWS && first_row + row < num_rows; row += WARPS) {
-            u64 best = NO_CANDIDATE;
-#pragma unroll
-            for (u32 i = 0; i < (GROUPS + VPA_WARP - 1) / VPA_WARP; i++) {
-                const u32 g = lane + i * VPA_WARP;
-                const u64 other = g < GROUPS ? found[row][g] : NO_CANDIDATE;
-                best = other > best ? other : best;
-            }
-            best = warp_best_of(best);
+            const u64 best = warp_best_of(lane < WARPS ? found[row][lane] : NO_CANDIDATE);
             const u32 key = (u32)(best >> 32);
             u32 id_complement = 0;
             if (lane < VPA_LOADS) {

@@ -82,6 +82,14 @@ def test_scan_by_columns(shard, dtype, warp_size):
             assert launch.args[-1].tobytes() == expected.tobytes(), (memory, layout, order)
 
 
+@pytest.mark.parametrize("rows", [1024, 4096])
+def test_scan_of_many_rows_by_columns(rows):
+    launch, expected = scan_launch(SHARDS["narrow"], "bfloat16", "column_major", "packed", rows, shift=0)
+    assert launch.defines["wide"] and launch.defines["lanes"] > 1
+    run(launch)
+    assert launch.args[-1].tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize("warp_size", WARPS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tokens_in_one_kernel(dtype, warp_size):

@@ -41,12 +41,12 @@ def _scans():
             yield launches.tokens(logits, shard, None)
         for shard, rows, layout in ((shards[1], 8, "packed"), (shards[1], 9, "pairs"), (shards[-1], 8, "pairs")):
             yield launches.scan(np.empty((rows, shard.width), dtype, order="F"), shard, layout, 8, None)
-        yield launches.scan(np.empty((1024, 544), dtype, order="F"), shards[-1], "packed", 8, None)
+        yield launches.scan(np.empty((1024, 500), dtype, order="F"), shards[0], "packed", 8, None)
 
 
 def _picks():
-    for gathered in (np.zeros((4, 8), np.uint64), np.zeros((4, 16), np.float32), np.zeros((4, 3), np.uint64)):
-        yield launches.pick(gathered, 1, None)
+    for rows, shape, dtype in ((1, (4, 8), "u8"), (4, (16, 16), "f4"), (2, (2, 3), "u8"), (4, (4 * 64, 16), "u8")):
+        yield launches.pick(np.zeros(shape, dtype), rows, None)
 
 
 def _floors():

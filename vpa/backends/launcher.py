@@ -49,11 +49,13 @@ class Prepared:
         ]
         self._arguments = (ctypes.c_void_p * max(len(self._values), 1))(*map(ctypes.addressof, self._values))
         self._sizes = (launch.grid, 1, 1, launch.block, 1, 1, 0)
-        self._config = None
+        self._config, self._launch = None, None
         if overlap and _can_overlap(device):
             attribute = _Attribute(_OVERLAP_ATTRIBUTE)
             attribute.value[0] = 1
             self._config = _Config(*self._sizes, None, ctypes.pointer(attribute), 1)
+            handle, config = ctypes.c_void_p(self._function.ptr), ctypes.byref(self._config)
+            self._launch = functools.partial(_driver().cuLaunchKernelEx, config, handle, self._arguments, None)
 
     def __call__(self, *arrays: Any) -> None:
         for pointer, array in zip(self._pointers, arrays, strict=False):
@@ -64,7 +66,7 @@ class Prepared:
             cupy.cuda.driver.launchKernel(self._function.ptr, *self._sizes, stream, address, 0)
             return
         self._config.stream = stream
-        status = _driver().cuLaunchKernelEx(self._config, self._function.ptr, self._arguments, None)
+        status = self._launch()
         if status:
             raise cupy.cuda.driver.CUDADriverError(status)
 

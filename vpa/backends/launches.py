@@ -116,9 +116,9 @@ def scan_by_columns(logits: Any, shard: VocabShard, layout: str, splits: int, ou
     rows, chunk, itemsize = len(logits), split_chunk(shard.num_valid, splits), logits.dtype.itemsize
     wide = _in_whole_loads(logits)
     lanes = _lanes(rows, itemsize) if wide else SIDE_BY_SIDE
-    columns = max(min(chunk, shard.num_valid), 1)
-    loads = 8 if rows >= 1024 and itemsize == 2 else 4
-    threads = min(-(-(-(-columns // loads) * lanes) // 32) * 32, 512)
+    loads = 8 if rows >= 1024 and itemsize == 2 and len(shard.ranges) <= 1 else 4  # more would not fit into registers
+    groups = -(-max(min(chunk, shard.num_valid), 1) // loads)
+    threads = min(-(-groups * lanes // 32) * 32, plan.MAX_THREADS if lanes == 1 else 512)
     defines = _scan_defines(logits, shard, layout, splits)
     defines.update(threads=threads, wide=int(wide), lanes=lanes, loads=loads)
     tile = lanes * (16 // itemsize if wide else 1)
@@ -129,8 +129,8 @@ def scan_by_columns(logits: Any, shard: VocabShard, layout: str, splits: int, ou
 
 def _lanes(rows: int, itemsize: int) -> int:
     """Threads side by side, 16 bytes of rows each: as many rows in one access as leave enough blocks for the GPU. Best
-    on one H200, bf16 [rows, 32768]: 2 below 1024 rows, 4 there, 8 at 4096 (68 us; 4 took 86)."""
-    lanes = 8 if rows >= 4096 else 4 if rows >= 1024 else 2
+    on one H200, bf16 [rows, 32768]: 4 at 1024 rows, 8 at 4096 (68 us; 4 took 86)."""
+    lanes = 8 if rows >= 4096 else 4 if rows >= 1024 else 1
     while lanes > 1 and lanes * 16 // itemsize > rows:
         lanes //= 2
     return lanes
@@ -161,12 +161,11 @@ def _strides(logits: Any) -> tuple[np.int64, ...]:
 def pick(gathered: Any, num_rows: int, out: Any) -> Launch:
     """The launch of ``pick_from_candidates`` over ``gathered`` [ranks * num_rows, ...], num_rows >= 1."""
     pairs = gathered.dtype != np.uint64
-    threads = 128
+    threads = min(32 * num_rows, 128)
     blocks = _checked_grid(-(-num_rows // (threads // 32)), f"{num_rows} rows")
     width = gathered.shape[1] // 2 if pairs else gathered.shape[1]
-    defines = {"pairs": int(pairs), "width": width, "threads": threads}
-    args = (gathered, np.int64(num_rows), np.int64(gathered.shape[0] // num_rows), out)
-    return Launch("pick_from_candidates", defines, blocks, threads, args)
+    defines = {"pairs": int(pairs), "width": width, "ranks": len(gathered) // num_rows, "threads": threads}
+    return Launch("pick_from_candidates", defines, blocks, threads, (gathered, np.int64(num_rows), out))
 
 
 @functools.lru_cache(maxsize=256)

@@ -40,8 +40,9 @@ def prepare_scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: 
 def prepare_pick(gathered: Any, num_rows: int, out: Any) -> Prepared:
     """``pick_from_candidates`` packed once, for calls with other ``(gathered, out)`` of the same kind; rows >= 1."""
     launch = launches.pick(gathered, num_rows, out)
-    kernel = numba_argmax.pick_from_candidates(**launch.defines)
-    return Prepared(kernel, launch, (gathered, num_rows, len(gathered) // num_rows, out))
+    defines = dict(launch.defines)
+    ranks = defines.pop("ranks")
+    return Prepared(numba_argmax.pick_from_candidates(**defines), launch, (gathered, num_rows, ranks, out))
 
 
 class Prepared:
