@@ -6,6 +6,7 @@ the third pays for that rule.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -34,23 +35,19 @@ def by_lane() -> Arm:
 
     Warps: on one H200, bf16 [1 .. 64, 32768] took 1.9 to 2.7 us with 8 and 2.2 to 2.7 with 4; [4096, 32768] 78 and 74.
     """
-
-    def local(logits: Any, shard: VocabShard, out: Any) -> None:
-        _launch(_scan_by_lane, logits, shard, out, num_warps=8 if len(logits) <= 64 else 4)
-
-    return in_torch("triton (by lane)", _contribution, local, _finish)
+    return _by_lane("triton (by lane)", exact=False)
 
 
 def exact() -> Arm:
     """As ``by_lane``, but over integer keys that order NaN and zeros as ``vpa.order`` does."""
+    return _by_lane("triton (exact)", exact=True)
 
+
+def _by_lane(name: str, exact: bool) -> Arm:
     def local(logits: Any, shard: VocabShard, out: Any) -> None:
-        _launch(_scan_exact, logits, shard, out, num_warps=8 if len(logits) <= 64 else 4)
+        _launch(_scan_by_lane, logits, shard, out, EXACT=exact, num_warps=8 if len(logits) <= 64 else 4)
 
-    def finish(gathered: Any, rows: int) -> Any:
-        return _finish(gathered, rows, _pick_exact)
-
-    return in_torch("triton (exact)", _contribution, local, finish)
+    return in_torch(name, _contribution, local, functools.partial(_finish, exact=exact))
 
 
 def _contribution(rows: int) -> tuple[tuple[int, ...], np.dtype]:
@@ -66,11 +63,11 @@ def _launch(kernel: Any, logits: Any, shard: VocabShard, out: Any, **options: in
     )
 
 
-def _finish(gathered: Any, rows: int, pick: Any = None) -> Any:
+def _finish(gathered: Any, rows: int, exact: bool = False) -> Any:
     tokens = torch.empty(rows, dtype=torch.int64, device=gathered.device)
     candidates = len(gathered) // rows * SPLITS
     width = triton.next_power_of_2(candidates)
-    (pick or _pick)[(rows,)](gathered, tokens, rows, CANDIDATES=candidates, WIDTH=width, SPLITS=SPLITS)
+    _pick[(rows,)](gathered, tokens, rows, EXACT=exact, CANDIDATES=candidates, WIDTH=width, SPLITS=SPLITS)
     return tokens
 
 
@@ -99,45 +96,6 @@ def _scan_by_block(
 
 
 @triton.jit
-def _scan_by_lane(
-    logits, out, row_stride, column_stride, count, chunk, first_id, SPLITS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """As ``_scan_by_block``."""
-    row = tl.program_id(0).to(tl.int64)
-    split = tl.program_id(1)
-    begin = split * chunk
-    end = tl.minimum(begin + chunk, count)
-    lane = tl.arange(0, BLOCK)
-    best = tl.full((BLOCK,), -float("inf"), tl.float32)
-    best_column = begin + lane
-    for block in range(begin, end, BLOCK):
-        columns = block + lane
-        at = logits + row * row_stride + columns.to(tl.int64) * column_stride
-        values = tl.load(at, mask=columns < end, other=-float("inf")).to(tl.float32)
-        better = values > best
-        best = tl.where(better, values, best)
-        best_column = tl.where(better, columns, best_column)
-    largest = tl.max(best, axis=0)
-    column = tl.min(tl.where(best == largest, best_column, 2147483647), axis=0)
-    at = out + (row * SPLITS + split) * 2
-    tl.store(at, largest)
-    tl.store(at + 1, (first_id + column).to(tl.float32))
-
-
-@triton.jit
-def _pick(gathered, tokens, rows, CANDIDATES: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
-    """Program ``row`` writes the lowest id among the row's candidates of the largest value."""
-    row = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, WIDTH)
-    at = gathered + ((lane // SPLITS * rows + row) * SPLITS + lane % SPLITS) * 2
-    values = tl.load(at, mask=lane < CANDIDATES, other=-float("inf"))
-    ids = tl.load(at + 1, mask=lane < CANDIDATES, other=float("inf"))
-    best = tl.max(values, axis=0)
-    token = tl.min(tl.where(values == best, ids, float("inf")), axis=0)
-    tl.store(tokens + row, token.to(tl.int64))
-
-
-@triton.jit
 def _key(values):
     """fp32 numbers as int32 that compare as ``vpa.order`` has it: NaN above all, one zero."""
     bits = values.to(tl.int32, bitcast=True)
@@ -147,43 +105,53 @@ def _key(values):
 
 
 @triton.jit
-def _scan_exact(
-    logits, out, row_stride, column_stride, count, chunk, first_id, SPLITS: tl.constexpr, BLOCK: tl.constexpr
+def _scan_by_lane(
+    logits, out, row_stride, column_stride, count, chunk, first_id, EXACT: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr
 ):  # fmt: skip
-    """As ``_scan_by_block``; a split without a column writes (-inf, +inf)."""
+    """As ``_scan_by_block``. If EXACT, over keys, and a split without a column writes (-inf, +inf)."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     begin = split * chunk
     end = tl.minimum(begin + chunk, count)
     lane = tl.arange(0, BLOCK)
-    best = tl.full((BLOCK,), -0x7FFFFFFF, tl.int32)  # below the key of -inf
+    # The lowest value; the lowest key is below that of -inf.
+    best = tl.full((BLOCK,), -0x7FFFFFFF, tl.int32) if EXACT else tl.full((BLOCK,), -float("inf"), tl.float32)
     best_column = begin + lane
     for block in range(begin, end, BLOCK):
         columns = block + lane
         at = logits + row * row_stride + columns.to(tl.int64) * column_stride
         values = tl.load(at, mask=columns < end, other=-float("inf")).to(tl.float32)
-        key = tl.where(columns < end, _key(values), -0x7FFFFFFF)
-        better = key > best
-        best = tl.where(better, key, best)
+        if EXACT:
+            values = tl.where(columns < end, _key(values), -0x7FFFFFFF)
+        better = values > best
+        best = tl.where(better, values, best)
         best_column = tl.where(better, columns, best_column)
     largest = tl.max(best, axis=0)
     column = tl.min(tl.where(best == largest, best_column, 2147483647), axis=0)
-    none = largest == -0x7FFFFFFF
-    bits = tl.where(largest < 0, -largest | -0x80000000, largest)
-    value = tl.where(none, -float("inf"), bits.to(tl.float32, bitcast=True))
+    value, id = largest, (first_id + column).to(tl.float32)
+    if EXACT:
+        none = largest == -0x7FFFFFFF
+        bits = tl.where(largest < 0, -largest | -0x80000000, largest)
+        value = tl.where(none, -float("inf"), bits.to(tl.float32, bitcast=True))
+        id = tl.where(none, float("inf"), id)
     at = out + (row * SPLITS + split) * 2
     tl.store(at, value)
-    tl.store(at + 1, tl.where(none, float("inf"), (first_id + column).to(tl.float32)))
+    tl.store(at + 1, id)
 
 
 @triton.jit
-def _pick_exact(gathered, tokens, rows, CANDIDATES: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
-    """As ``_pick``."""
+def _pick(
+    gathered, tokens, rows, EXACT: tl.constexpr, CANDIDATES: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr
+):
+    """Program ``row`` writes the lowest id among the row's candidates of the largest value; if EXACT, by keys."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, WIDTH)
     at = gathered + ((lane // SPLITS * rows + row) * SPLITS + lane % SPLITS) * 2
-    keys = _key(tl.load(at, mask=lane < CANDIDATES, other=-float("inf")))
+    values = tl.load(at, mask=lane < CANDIDATES, other=-float("inf"))
+    if EXACT:
+        values = _key(values)
     ids = tl.load(at + 1, mask=lane < CANDIDATES, other=float("inf"))
-    best = tl.max(keys, axis=0)
-    token = tl.min(tl.where(keys == best, ids, float("inf")), axis=0)
+    best = tl.max(values, axis=0)
+    token = tl.min(tl.where(values == best, ids, float("inf")), axis=0)
     tl.store(tokens + row, token.to(tl.int64))
