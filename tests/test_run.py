@@ -231,6 +231,7 @@ def test_comparing_runs_on_a_cpu(capsys, tmp_path):
     assert {(row["arm"], row["part"]) for row in rows} == {
         *((arm, part) for arm in ("numpy", "existing (numpy)") for part in ("pair", "local", "finish")),
         ("numpy (again)", "pair"),
+        ("TopTokens", "local"),
         ("floor: plain read", ""),
         ("floor: copy", ""),
     }

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+import vpa
 from vpa import arrays
 from vpa.bench.job import to_host
 from vpa.scan import SPLITS, candidates_shape
@@ -100,6 +101,24 @@ def one_kernel(module: ModuleType, library: str, name: str) -> Arm:
         ready[kind](logits, out)
 
     return Arm(name, lambda rows: ((rows,), np.dtype(np.int64)), local, None, library)
+
+
+def top_tokens(backend: str, library: str) -> Arm:
+    """A local part alone, by the public class, for one rank whose whole vocabulary is the shard's columns: what a call
+    costs its caller, checks and all."""
+    made: dict[Any, vpa.TopTokens] = {}
+
+    def local(logits: Any, shard: VocabShard, out: Any) -> None:
+        kind = shard.rank, len(logits), logits.dtype
+        if kind not in made:
+            start, count, _ = shard.ranges[0]
+            alone = VocabShard(0, 1, count, shard.width, ((start, count, 0),))
+            made[kind] = vpa.TopTokens(
+                alone, vpa.comm.solo(), max_rows=len(logits), dtype=logits.dtype, backend=backend
+            )
+        made[kind](logits, out=out)
+
+    return Arm("TopTokens", _columns, local, None, library, one_range=True)
 
 
 def existing(library: str) -> Arm:

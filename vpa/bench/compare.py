@@ -58,6 +58,7 @@ ARMS: dict[str, dict[str, Make]] = {
         "raw": _ours("raw"),
         "raw (no overlap)": _without_overlap,
         "raw (one kernel)": _one_kernel,
+        "TopTokens": lambda *_: arms.top_tokens("raw", "cupy"),
         "numba": _ours("numba"),
         "existing (cupy)": lambda *_: arms.existing("cupy"),
         "existing (torch)": lambda *_: arms.existing_torch(),
@@ -70,6 +71,7 @@ ARMS: dict[str, dict[str, Make]] = {
     "numpy": {
         "numpy": _ours("numpy"),
         "simt": _ours("simt"),
+        "TopTokens": lambda *_: arms.top_tokens("numpy", "numpy"),
         "existing (numpy)": lambda *_: arms.existing("numpy"),
     },
 }
