@@ -3,14 +3,23 @@
 // A block first agrees on its best key, then on the lowest id that has it: only threads that hold that key search for a
 // column, in most blocks those of one warp. That costs a barrier more than a search by every warp, and is faster.
 //
-// Needs what split.cuh and scan.cuh need.
+// If VPA_CLUSTER, the blocks of a row are a cluster, which agrees on one candidate: a row has VPA_SPLITS splits for the
+// walk, and one for who reads the result.
+//
+// Needs what split.cuh and scan.cuh need; VPA_CLUSTER, 0 or 1.
 
 #define WARPS (VPA_THREADS / VPA_WARP)
 
 // Blocks that all fit at once are what hides memory's latency; a loop, or longer groups, need more registers than that.
 #define RESIDENT (VPA_RANGES == 1 && VPA_ONCE && VPA_LOADS <= 4 ? VPA_RESIDENT : 1024)
 
-extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, RESIDENT)
+#if VPA_CLUSTER
+#define CLUSTER VPA_CLUSTER_DIMS(VPA_SPLITS)
+#else
+#define CLUSTER
+#endif
+
+extern "C" __global__ void CLUSTER VPA_LAUNCH_BOUNDS(VPA_THREADS, RESIDENT)
     local_argmax_candidates(const Word* logits,  // row 0, column 0
                             i64 row_stride,      // words; any sign, 0 too
                             i64 column_stride,   // likewise
@@ -61,7 +70,25 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, RESIDENT)
             best = candidate > best ? candidate : best;
         }
     }
+#if VPA_CLUSTER
+    __shared__ u64 block_best[VPA_SPLITS];  // of the cluster's first block
+    cluster_barrier();                      // all have begun: their shared memory is theirs
+    if (threadIdx.x == 0) {
+        in_block(block_best, 0)[blockIdx.x % VPA_SPLITS] = best;
+    }
+    cluster_barrier();
+    if (blockIdx.x % VPA_SPLITS != 0) {
+        return;
+    }
+    if (warp == 0) {
+        best = warp_best_of(lane < VPA_SPLITS ? block_best[lane] : NO_CANDIDATE);
+    }
+    if (threadIdx.x == 0) {
+        write_candidate(out, row, best);
+    }
+#else
     if (threadIdx.x == 0) {
         write_candidate(out, blockIdx.x, best);
     }
+#endif
 }

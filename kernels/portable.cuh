@@ -93,6 +93,32 @@ VPA_DEVICE void overlap_with_neighbours() {
 #endif
 }
 
+// Clusters: blocks that run together and reach each other's shared memory (compute capability 9.0; VPA_SIMT: on the
+// CPU).
+#if defined(VPA_SIMT) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
+#define VPA_CLUSTER_DIMS(blocks) __cluster_dims__(blocks, 1, 1)
+
+// Waits for all threads of the cluster; what they wrote before is seen after.
+VPA_DEVICE void cluster_barrier() {
+#if defined(VPA_SIMT)
+    __simt_cluster_barrier();
+#else
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// The object in the shared memory of the cluster's block `rank` that `object` is in this block's.
+VPA_DEVICE u64* in_block(u64* object, u32 rank) {
+#if defined(VPA_SIMT)
+    return __simt_cluster_map(object, rank);
+#else
+    u64* there;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(object), "r"(rank));
+    return there;
+#endif
+}
+#endif
+
 // The largest value over the 32 lanes of a warp, in every lane.
 VPA_DEVICE u32 warp_max(u32 value) {
 #if VPA_NVIDIA

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.variants import name_of, variants
+from kernels.variants import name_of, takes_cluster, variants
 from vpa import kernels
 
 pytestmark = pytest.mark.hip
@@ -57,7 +57,7 @@ def compiled(text: str, target: tuple[str, Path], folder: Path) -> subprocess.Co
     return subprocess.run([COMPILER, *options, source], capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("variant", variants(), ids=name_of)
+@pytest.mark.parametrize("variant", [one for one in variants() if not takes_cluster(one)], ids=name_of)
 def test_compiles_without_warnings_or_spills(target, variant, tmp_path):
     kernel, defines = variant
     done = compiled(kernels.source(kernel, **dict(defines)).text, target, tmp_path)

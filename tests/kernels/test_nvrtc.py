@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kernels.variants import name_of, variants
+from kernels.variants import name_of, takes_cluster, variants
 from vpa import kernels
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
@@ -47,6 +47,8 @@ def compiled(text: str, name: str, architecture: str) -> str:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("variant", variants(), ids=name_of)
 def test_compiles_without_warnings_or_spills_within_its_registers(variant, architecture):
+    if takes_cluster(variant) and architecture == "sm_80":
+        pytest.skip("clusters begin with sm_90; there other variants are launched")
     kernel, defines = variant
     log = compiled(kernels.source(kernel, **dict(defines)).text, f"{kernel}.cu", architecture)
     assert "warning" not in log.lower(), log

@@ -105,6 +105,19 @@ def test_tokens_in_one_kernel(dtype, warp_size):
 
 
 @pytest.mark.parametrize("warp_size", WARPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SHARDS)
+def test_scan_in_a_cluster(name, dtype, warp_size):
+    shard = SHARDS[name]
+    host = make_shard("ties", 1, 3, shard, DTYPES[dtype])
+    expected = numpy_candidates(host, shard, "packed").max(axis=1, keepdims=True)
+    for blocks, order in itertools.product((1, 3, 8), ORDERS):
+        out = np.zeros((3, 1), np.uint64)
+        run(launches.scan_by_rows(host, shard, "packed", blocks, out, cluster=True), warp_size, order)
+        assert np.array_equal(out, expected), (blocks, order)
+
+
+@pytest.mark.parametrize("warp_size", WARPS)
 @pytest.mark.parametrize("layout", ["packed", "pairs"])
 def test_pick(layout, warp_size):
     shard = VocabShard.even(3000, 1)[0]
@@ -136,46 +149,53 @@ def test_floors(order, warp_size):
     assert np.array_equal(sink, of_thread.reshape(4, 32).max(axis=1))
 
 
-BARRIER = re.compile(r"__syncthreads\(\);")
+BARRIER = re.compile(r"__syncthreads\(\);|\bcluster_barrier\(\);")
 
 
-def barriers() -> list[tuple[str, int]]:
-    """(kernel, number of the barrier) for every barrier in a kernel's own file or a header that it is made of."""
+def barriers() -> list[tuple[str, int, str]]:
+    """(kernel, number, spelling) of every barrier in a kernel's own file or a header that it is made of."""
     return [
-        (name, number)
+        (name, number, spelling)
         for name in kernels.CATALOGUE
-        for number in range(len(BARRIER.findall(kernels.source(name).text)))
+        for number, spelling in enumerate(BARRIER.findall(kernels.source(name).text))
     ]
 
 
-#: For each kernel with a barrier, launches that need it.
+def cluster_launch() -> launches.Launch:
+    host = make_shard("ties", 1, 2, SHARDS["one_iteration"], DTYPES["float32"])
+    out = np.zeros((2, 1), np.uint64)
+    return launches.scan_by_rows(host, SHARDS["one_iteration"], "packed", 4, out, cluster=True)
+
+
+#: For each kernel with a barrier, and its spelling, a launch that needs it.
 NEEDS_BARRIERS = {
-    "local_argmax_candidates": lambda: [scan_launch(SHARDS["one_iteration"], "bfloat16", "contiguous", "packed")[0]],
-    "local_argmax_columns": lambda: [  # a split with columns of three ranges
-        scan_launch(SHARDS["ranges_out_of_order"], "float16", "column_major", "packed", rows=9)[0]
-    ],
+    ("local_argmax_candidates", "__syncthreads();"): lambda: scan_launch(
+        SHARDS["one_iteration"], "bfloat16", "contiguous", "packed"
+    )[0],
+    ("local_argmax_candidates", "cluster_barrier();"): cluster_launch,
+    ("local_argmax_columns", "__syncthreads();"): lambda: scan_launch(  # a split with columns of three ranges
+        SHARDS["ranges_out_of_order"], "float16", "column_major", "packed", rows=9
+    )[0],
 }
 
 
 def test_every_barrier_is_removed_once():
-    assert {name for name, _ in barriers()} == set(NEEDS_BARRIERS)
+    assert {(name, spelling) for name, _, spelling in barriers()} == set(NEEDS_BARRIERS)
     for name in kernels.CATALOGUE:
         code = re.sub(r"//[^\n]*|/\*.*?\*/", "", kernels.source(name).text, flags=re.DOTALL)
-        spelled = re.findall(r"__sync\w*[^;]*;?|\bbar(?:rier)?\.\w[^;]*;?", code)
+        spelled = re.findall(r"__sync\w*[^;]*;?|\bbar(?:rier(?!\.cluster))?\.\w[^;]*;?", code)
         assert all(BARRIER.fullmatch(call) for call in spelled), spelled
 
 
 @pytest.mark.parametrize("warp_size", WARPS)
-@pytest.mark.parametrize(("name", "number"), barriers())
-def test_a_kernel_without_one_of_its_barriers_is_found_out(name, number, warp_size):
-    needing = NEEDS_BARRIERS[name]()
-    assert needing
-    for launch in needing:
-        text = kernels.source(name, **launch.defines).text
-        run(launch, warp_size, text=text)
-        low, high = [found.span() for found in BARRIER.finditer(text)][number]
-        with pytest.raises((RaceError, UninitializedError, DivergenceError)):
-            run(launch, warp_size, text=text[:low] + ";" + text[high:])
+@pytest.mark.parametrize(("name", "number", "spelling"), barriers())
+def test_a_kernel_without_one_of_its_barriers_is_found_out(name, number, spelling, warp_size):
+    launch = NEEDS_BARRIERS[name, spelling]()
+    text = kernels.source(name, **launch.defines).text
+    run(launch, warp_size, text=text)
+    low, high = [found.span() for found in BARRIER.finditer(text)][number]
+    with pytest.raises((RaceError, UninitializedError, DivergenceError)):
+        run(launch, warp_size, text=text[:low] + ";" + text[high:])
 
 
 def test_a_read_of_padding_is_found_out():

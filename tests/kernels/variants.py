@@ -23,6 +23,11 @@ def variants() -> tuple[Variant, ...]:
     return tuple(found)
 
 
+def takes_cluster(variant: Variant) -> bool:
+    """Whether a variant is made for clusters alone, which not every GPU has."""
+    return ("cluster", 1) in variant[1]
+
+
 def name_of(variant: Variant) -> str:
     """A variant as a test's name."""
     kernel, defines = variant
@@ -39,6 +44,7 @@ def _scans():
             for view, layout in itertools.product((logits, strided), ("packed", "pairs")):
                 yield launches.scan(view, shard, layout, 8, None)
             yield launches.tokens(logits, shard, None)
+        yield launches.scan_by_rows(np.empty((1, 32768), dtype), shards[1], "packed", 8, None, cluster=True)
         for shard, rows, layout in ((shards[1], 8, "packed"), (shards[1], 9, "pairs"), (shards[-1], 8, "pairs")):
             yield launches.scan(np.empty((rows, shard.width), dtype, order="F"), shard, layout, 8, None)
         yield launches.scan(np.empty((1024, 500), dtype, order="F"), shards[0], "packed", 8, None)

@@ -23,6 +23,9 @@ DTYPE_CODES = {LOGITS_DTYPES["bfloat16"]: 0, LOGITS_DTYPES["float16"]: 1, LOGITS
 #: Rows from which on a column-major array is read by columns: 32 bytes of fp32, half of that of 16-bit logits, at once.
 SIDE_BY_SIDE = 8
 
+#: Blocks of a cluster that every GPU with clusters takes.
+MAX_CLUSTER = 8
+
 #: The largest grid.x of a launch. Rows lie on grid.x, since grid.y ends at 65535.
 MAX_BLOCKS = 2**31 - 1
 
@@ -98,14 +101,25 @@ def tokens(logits: Any, shard: VocabShard, out: Any) -> Launch:
 
 
 def scan_by_rows(
-    logits: Any, shard: VocabShard, layout: str, splits: int, out: Any, most_threads: int = plan.THREADS
+    logits: Any,
+    shard: VocabShard,
+    layout: str,
+    splits: int,
+    out: Any,
+    *,
+    most_threads: int = plan.THREADS,
+    cluster: bool = False,
 ) -> Launch:
-    """The launch of a scan whose neighbouring threads read neighbouring columns."""
+    """The launch of a scan whose neighbouring threads read neighbouring columns.
+
+    cluster: the blocks of a row, at most ``MAX_CLUSTER``, agree on one candidate; compute capability 9.0.
+    """
     chunk = split_chunk(shard.num_valid, splits)
     contiguous = logits.strides[1] == logits.dtype.itemsize
     shape = scan_shape(min(chunk, shard.num_valid), logits.dtype, contiguous, most_threads)
     defines = _scan_defines(logits, shard, layout, splits)
     defines.update(contiguous=int(contiguous), threads=shape.threads, loads=shape.loads, once=int(shape.once))
+    defines["cluster"] = int(cluster)
     blocks = _checked_grid(len(logits) * splits, f"{len(logits)} rows of {splits} splits")
     args = (logits, *_strides(logits), np.int64(chunk), _ranges(shard), out)
     return Launch("local_argmax_candidates", defines, blocks, shape.threads, args)

@@ -30,7 +30,7 @@ def prepare_scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: 
     """``local_argmax_candidates`` packed once, for calls with other ``(logits, out)`` of the same kind; rows >= 1."""
     launch = launches.scan_by_rows(logits, shard, layout, splits, out)
     defines = {**launch.defines, "dtype": logits.dtype.name, "pairs": layout == "pairs"}
-    del defines["write"]
+    del defines["write"], defines["cluster"]
     kernel = numba_argmax.local_argmax_candidates(**defines)
     _, row_stride, column_stride, chunk, _, _ = launch.args
     ranges = shard.ranges or ((0, 0, 0),)

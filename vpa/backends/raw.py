@@ -7,6 +7,7 @@ from typing import Any
 
 from vpa.backends import launches
 from vpa.backends.launcher import Prepared
+from vpa.plan import MAX_THREADS
 from vpa.vocab import VocabShard
 
 
@@ -32,3 +33,9 @@ def prepare_pick(gathered: Any, num_rows: int, out: Any, overlap: bool = True) -
 def prepare_tokens(logits: Any, shard: VocabShard, out: Any) -> Prepared:
     """Scan and pick of a vocabulary on one rank in one kernel, for calls with other ``(logits, out)``; rows >= 1."""
     return Prepared(launches.tokens(logits, shard, out))
+
+
+def prepare_scan_in_cluster(logits: Any, shard: VocabShard, layout: str, blocks: int, out: Any) -> Prepared:
+    """A scan that gives one candidate a row, on which its ``blocks`` blocks (at most 8) agree; rows >= 1. Compute
+    capability 9.0; for calls with other ``(logits, out)``."""
+    return Prepared(launches.scan_by_rows(logits, shard, layout, blocks, out, most_threads=MAX_THREADS, cluster=True))

@@ -14,6 +14,7 @@ import numpy as np
 
 from vpa import backends
 from vpa.arrays import namespace
+from vpa.backends import launches
 from vpa.bench import arms, steps
 from vpa.bench.arms import Arm
 from vpa.bench.experiment import Progress, Row, inputs_of, row_of
@@ -21,6 +22,7 @@ from vpa.bench.inputs import HeadInput
 from vpa.bench.job import Job, copy, to_host
 from vpa.bench.settings import Settings
 from vpa.bench.steps import Step
+from vpa.vocab import VocabShard
 
 #: Makes an arm from a job, logits like those of its timed rank, and a layout of candidates. ``ImportError`` skips it.
 Make = Callable[[Job, Any, str], Arm]
@@ -47,6 +49,18 @@ def _one_kernel(job: Job, logits: Any, layout: str) -> Arm:
     return arms.one_kernel(backends.select("raw", logits), "cupy", "raw (one kernel)")
 
 
+def _in_cluster(job: Job, logits: Any, layout: str) -> Arm:
+    """One candidate a row: its blocks agree through a cluster, as many blocks as the plan has splits."""
+    raw, plan = backends.select("raw", logits), job.plan(logits)
+
+    def scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Any:
+        blocks = min(plan.splits(len(logits)), launches.MAX_CLUSTER)
+        return raw.prepare_scan_in_cluster(logits, shard, layout, blocks, out)
+
+    module = SimpleNamespace(prepare_scan=scan, prepare_pick=raw.prepare_pick)
+    return arms.fused(module, layout, "cupy", lambda rows: 1, "raw (cluster)")
+
+
 def _triton() -> ModuleType:
     return importlib.import_module("vpa.bench.triton_peer")
 
@@ -58,6 +72,7 @@ ARMS: dict[str, dict[str, Make]] = {
         "raw": _ours("raw"),
         "raw (no overlap)": _without_overlap,
         "raw (one kernel)": _one_kernel,
+        "raw (cluster)": _in_cluster,
         "TopTokens": lambda *_: arms.top_tokens("raw", "cupy"),
         "numba": _ours("numba"),
         "existing (cupy)": lambda *_: arms.existing("cupy"),
