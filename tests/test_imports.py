@@ -16,6 +16,7 @@ LAYERS = [
     ["vpa.kernels"],
     ["vpa.order"],
     ["vpa.vocab", "vpa.plan"],
+    ["vpa.acceptance"],
     ["vpa.arrays"],
     ["vpa.backends"],
     ["vpa.scan", "vpa.pick"],
