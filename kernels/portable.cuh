@@ -21,7 +21,9 @@ typedef long long i64;
 #define VPA_WARP 32
 
 // The most threads that a multiprocessor holds at once: fewer on desktop and embedded parts.
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ % 100 != 0 && __CUDA_ARCH__ < 1000 || __CUDA_ARCH__ >= 1200)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+#define VPA_RESIDENT 1024
+#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1100)
 #define VPA_RESIDENT 1536
 #else
 #define VPA_RESIDENT 2048

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from oracle import DTYPES, full_argmax, laid_out, to_host
@@ -155,7 +157,10 @@ class TestRefusals:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["raw", "numba"])
 class TestOnAGpu:
-    shard = VocabShard.even(32001, 1)[0]
+    @pytest.fixture(autouse=True, params=[32001, 70001])
+    def vocabulary(self, request):
+        """One that a block takes whole, in one kernel, in 16-bit logits, and one that is scanned and picked."""
+        self.shard = VocabShard.even(request.param, 1)[0]
 
     def host(self, family: str, seed: int = 0, dtype: str = "bfloat16") -> np.ndarray:
         return make_shard(family, seed, 8, self.shard, DTYPES[dtype])
@@ -213,6 +218,48 @@ print("fine")
 """
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
         assert done.stdout.strip().endswith("fine"), done.stderr
+
+    def test_as_many_batch_sizes_as_engines_capture(self, name):
+        import cupy
+
+        top = vpa.TopTokens(self.shard, vpa.comm.solo(), max_rows=8, dtype="bfloat16", backend=name)
+        host = self.host("random")
+        logits, out = cupy.asarray(host), cupy.empty(1, np.int64)
+        for start in range(200):  # kinds, by where in memory and how far apart the rows lie
+            wide = cupy.empty((1, self.shard.width + start), logits.dtype)
+            top(wide[:, : self.shard.width])
+        top(logits[:1])
+        for _ in range(200):
+            top(logits)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        cupy.cuda.runtime.deviceSynchronize()
+        with stream:
+            stream.begin_capture()
+            top(logits[:1], out=out)
+            graph = stream.end_capture()
+            graph.launch(stream)
+        stream.synchronize()
+        assert np.array_equal(out.get(), full_argmax(host[:1]))
+
+    def test_a_thread_that_has_used_no_gpu_before(self, name):
+        import threading
+
+        import cupy
+
+        host, results = self.host("random"), []
+        logits, out = cupy.asarray(host), cupy.empty((8, 8), np.uint64)
+        tokens = cupy.empty(8, np.int64)
+        call = functools.partial(vpa.local_argmax_candidates, logits, self.shard, out=out, backend=name)
+        pick = functools.partial(vpa.pick_from_candidates, out, 8, out=tokens, backend=name)
+        call(), pick()
+        cupy.cuda.runtime.deviceSynchronize()
+        tokens.fill(-2)
+        cupy.cuda.runtime.deviceSynchronize()
+        thread = threading.Thread(target=lambda: results.extend([call(), pick()]))
+        thread.start()
+        thread.join()
+        cupy.cuda.runtime.deviceSynchronize()
+        assert len(results) == 2 and np.array_equal(tokens.get(), full_argmax(host))
 
     def test_a_callers_capture_without_out_is_refused(self, name):
         import cupy

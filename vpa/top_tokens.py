@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -20,8 +21,8 @@ _HOST_PLAN = Plan.agreed(None, 1)
 
 _TOKENS = np.dtype(np.int64)
 
-#: Kinds of calls that a ``TopTokens`` keeps packed: batch sizes, mostly.
-_KINDS_KEPT = 64
+#: Kinds of calls that a ``TopTokens`` keeps packed: batch sizes, mostly. More than anyone captures graphs for.
+_KINDS_KEPT = 4096
 
 
 def get_top_tokens(
@@ -53,9 +54,7 @@ def get_top_tokens(
     rows = len(taken.array)
     tokens = arrays.namespace(taken.array).empty(rows, np.int64)
     if rows:
-        buffers = _Buffers.fresh(taken.array, plan.splits(rows) * rows, shard.tp_size, layout)
-        steps = _Steps.of(module, taken.array, shard, layout, plan, buffers, tokens)
-        steps.enqueue(taken.array, comm, tokens)
+        _Steps.of(module, taken.array, shard, layout, plan, None, tokens).enqueue(taken.array, comm, tokens)
     return taken.give_back(tokens)
 
 
@@ -99,10 +98,10 @@ class TopTokens:
             facts = _facts("TopTokens", shard, layout, self.dtype, max_rows=self.max_rows)
             own = (shard.num_valid, arrays.multiprocessors())
         self._plan = Plan.agreed(agree(comm, facts, error, own), self.dtype.itemsize if error is None else 0)
-        self._buffers: dict[str, _Buffers] = {}
+        self._buffers: dict[Any, _Buffers] = {}  # for host memory and for each GPU
         self._steps: dict[Any, _Steps] = {}  # for each kind of call, made at its first
         self._lock = threading.Lock()  # around a call: its buffers are the object's
-        self._last: tuple[Any, Any] | None = None  # (thread and stream, event) of the last call on a GPU
+        self._last: dict[int, tuple[Any, Any]] = {}  # GPU -> (thread and stream, event) of the last call there
 
     def __call__(self, logits: Any, *, out: Any = None) -> Any:
         """The tokens of ``logits`` [B, width]: int64 [B], in ``out`` if given. Enqueued on CuPy's current stream."""
@@ -149,15 +148,15 @@ class TopTokens:
         agree(self.comm, {} if error else {"function": "TopTokens.capture", **_of_call(array)}, error)
         rows = len(array)
         tokens = arrays.namespace(array).empty(rows, np.int64)
-        enqueue, buffers = None, None
+        steps = None
         if rows:
-            buffers = _Buffers.fresh(array, rows * self._plan.splits(rows), self.shard.tp_size, self.layout)
-            steps = _Steps.of(module, array, self.shard, self.layout, self._plan, buffers, tokens)
+            steps = _Steps.of(module, array, self.shard, self.layout, self._gpu_plan(), None, tokens)
 
-            def enqueue() -> None:
+        def enqueue() -> None:
+            if steps is not None:
                 steps.enqueue(array, self.comm, tokens)
 
-        return CapturedTopTokens(self.comm, enqueue or (lambda: None), (array, buffers, tokens), tokens)
+        return CapturedTopTokens(self.comm, enqueue, (array, steps, tokens), tokens)
 
     def _check(self, logits: Any) -> ModuleType:
         module = check(logits, self.shard, self.layout, self.backend)
@@ -182,33 +181,50 @@ class TopTokens:
 
     def _steps_for(self, kind: Any, logits: Any, tokens: Any) -> _Steps:
         """The steps for logits of a kind, packed at the first call with them."""
-        steps = self._steps.pop(kind, None)
+        steps = self._steps.get(kind)
         if steps is None:
-            host, name = arrays.is_host(logits), arrays.namespace(logits).__name__
-            plan = _HOST_PLAN if host else self._plan
-            if name not in self._buffers:
-                most = plan.most_candidates(self.max_rows)
-                self._buffers[name] = _Buffers.fresh(logits, most, self.shard.tp_size, self.layout)
+            host = arrays.is_host(logits)
+            plan, place = (_HOST_PLAN, "host") if host else (self._gpu_plan(), logits.device.id)
+
+            def buffers() -> _Buffers:
+                if place not in self._buffers:
+                    most = plan.most_candidates(self.max_rows)
+                    self._buffers[place] = _Buffers.fresh(logits, most, self.shard.tp_size, self.layout)
+                return self._buffers[place]
+
             module = backends.select(self.backend, logits)
-            steps = _Steps.of(module, logits, self.shard, self.layout, plan, self._buffers[name], tokens)
+            steps = _Steps.of(module, logits, self.shard, self.layout, plan, buffers, tokens)
             if len(self._steps) >= _KINDS_KEPT:
-                del self._steps[next(iter(self._steps))]  # the one that was used longest ago
-        self._steps[kind] = steps
+                del self._steps[next(iter(self._steps))]  # the first that was made
+            self._steps[kind] = steps
         return steps
+
+    def _gpu_plan(self) -> Plan:
+        """The plan for GPU arrays. One rank alone makes it when it has such arrays: CuPy may not have been in use when
+        the object was built."""
+        if self.comm.size == 1:
+            return Plan.agreed([(self.shard.num_valid, arrays.multiprocessors())], self.dtype.itemsize)
+        return self._plan
 
     def _enqueue_in_order(self, steps: _Steps, logits: Any, tokens: Any, capturing: bool) -> None:
         """Enqueue behind the last call's work, which may lie on another stream and uses the same buffers."""
         import cupy
 
-        stream = cupy.cuda.get_current_stream()
+        stream, device = cupy.cuda.get_current_stream(), logits.device.id
+        if capturing:
+            steps.enqueue(logits, self.comm, tokens)
+            return
         place = (threading.get_ident(), stream.ptr)  # each thread may have a default stream of its own
-        if self._last is not None and not capturing and self._last[0] != place:
-            stream.wait_event(self._last[1])
-        steps.enqueue(logits, self.comm, tokens)
-        if not capturing:
-            event = self._last[1] if self._last is not None else cupy.cuda.Event(disable_timing=True)
+        last, event = self._last.get(device, (None, None))
+        if event is None:
+            event = cupy.cuda.Event(disable_timing=True)
+        elif last != place:
+            stream.wait_event(event)
+        try:
+            steps.enqueue(logits, self.comm, tokens)
+        finally:  # a step that fails has others before it
             event.record(stream)
-            self._last = (place, event)
+            self._last[device] = (place, event)
 
 
 class CapturedTopTokens:
@@ -273,38 +289,45 @@ class _Steps:
     """Scan, gather and pick of one kind of call, on checked arguments, with the memory between them.
 
     scan: (logits, candidates), pick: (gathered, tokens); where the backend can, they are packed for these shapes.
-    whole: (logits, tokens), where one kernel does both; None elsewhere.
+    whole: (logits, tokens), where one kernel does it all, and then there is nothing else.
     """
 
-    scan: Any
-    pick: Any
-    candidates: Any
-    gathered: Any
+    scan: Any = None
+    pick: Any = None
+    candidates: Any = None
+    gathered: Any = None
     whole: Any = None
 
     @classmethod
     def of(
-        cls, module: ModuleType, like: Any, shard: VocabShard, layout: str, plan: Plan, buffers: _Buffers, tokens: Any
+        cls,
+        module: ModuleType,
+        like: Any,
+        shard: VocabShard,
+        layout: str,
+        plan: Plan,
+        buffers: Callable[[], _Buffers] | None,
+        tokens: Any,
     ) -> _Steps:
-        """The steps for rows >= 1 of logits like ``like``, in the leading parts of ``buffers``."""
+        """The steps for rows >= 1 of logits like ``like``, in the leading parts of ``buffers`` or in fresh memory."""
+        alone = shard.tp_size == 1 and like.strides[1] == like.itemsize and plan.in_one_kernel()
+        if alone and hasattr(module, "prepare_tokens"):
+            return cls(whole=module.prepare_tokens(like, shard, tokens))
         rows = len(like)
         splits = plan.splits(rows)
         lines, numbers = candidates_shape(rows, layout, splits)
-        candidates = buffers.candidates[: lines * numbers].reshape(lines, numbers)
-        gathered = buffers.gathered[: shard.tp_size * lines * numbers].reshape(-1, numbers)
-        if not hasattr(module, "prepare_scan"):
-            return cls(
-                lambda logits, out: module.local_argmax_candidates(logits, shard, layout, splits, out),
-                lambda gathered, out: module.pick_from_candidates(gathered, rows, out),
-                candidates,
-                gathered,
-            )
-        whole = None
-        alone = shard.tp_size == 1 and like.strides[1] == like.itemsize and plan.in_one_kernel()
-        if alone and hasattr(module, "prepare_tokens"):
-            whole = module.prepare_tokens(like, shard, tokens)
-        scan = module.prepare_scan(like, shard, layout, splits, candidates)
-        return cls(scan, module.prepare_pick(gathered, rows, tokens), candidates, gathered, whole)
+        memory = buffers() if buffers else _Buffers.fresh(like, rows * splits, shard.tp_size, layout)
+        candidates = memory.candidates[: lines * numbers].reshape(lines, numbers)
+        gathered = memory.gathered[: shard.tp_size * lines * numbers].reshape(-1, numbers)
+        if hasattr(module, "prepare_scan"):
+            scan = module.prepare_scan(like, shard, layout, splits, candidates)
+            return cls(scan, module.prepare_pick(gathered, rows, tokens), candidates, gathered)
+        return cls(
+            lambda logits, out: module.local_argmax_candidates(logits, shard, layout, splits, out),
+            lambda gathered, out: module.pick_from_candidates(gathered, rows, out),
+            candidates,
+            gathered,
+        )
 
     def enqueue(self, logits: Any, comm: Any, tokens: Any) -> None:
         """Write the tokens of ``logits`` to ``tokens``."""

@@ -172,8 +172,8 @@ def without_gpus() -> dict[str, str]:
             "ranks make different calls: rank 0 exchange, rank 1 check of arguments",
         ),
         (
-            "comm.exchange(1, 'sizes')",
-            "comm.exchange(2, 'names')",
+            "comm.exchange_as('sizes', 1)",
+            "comm.exchange_as('names', 2)",
             "ranks make different calls: rank 0 sizes, rank 1 names",
         ),
         ("gather(8)", "comm.barrier()", "rank 0 all_gather of 64 bytes, rank 1 barrier"),
@@ -426,12 +426,18 @@ def test_a_communicator_of_ones_own_needs_four_members(ranks):
                 MPI.COMM_WORLD.Allgather(send.view(np.uint8), recv.view(np.uint8))
             def close(self):
                 pass
+        class Telling(Own):
+            def exchange(self, value):
+                return MPI.COMM_WORLD.allgather(value)
         x = np.random.default_rng(comm.rank).integers(-3, 4, (5, shard.width)).astype(np.float32)
         same = vpa.get_top_tokens(x, shard, Own()).tolist() == vpa.get_top_tokens(x, shard, comm).tolist()
         report(same)
+        report(vpa.get_top_tokens(x, shard, Telling()).tolist() == vpa.get_top_tokens(x, shard, comm).tolist())
+        report(raised(lambda: vpa.get_top_tokens(x[comm.rank :], shard, Telling())))
         comm.close()
         """),
         timeout=30,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("True") == 2
+    assert done.stdout.count("True") == 4
+    assert done.stdout.count("ranks call with different rows: rank 0 has 5, rank 1 has 4") == 2

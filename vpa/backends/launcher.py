@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from typing import Any
 
 import cupy
@@ -58,6 +59,7 @@ class Prepared:
             self._launch = functools.partial(_driver().cuLaunchKernelEx, config, handle, self._arguments, None)
 
     def __call__(self, *arrays: Any) -> None:
+        _bind()
         for pointer, array in zip(self._pointers, arrays, strict=False):
             pointer.value = array.data.ptr
         stream = cupy.cuda.get_current_stream().ptr
@@ -69,6 +71,17 @@ class Prepared:
         status = self._launch()
         if status:
             raise cupy.cuda.driver.CUDADriverError(status)
+
+
+_bound = threading.local()
+
+
+def _bind() -> None:
+    """Make the current device's context the calling thread's: the driver's own calls do not, the runtime's do."""
+    device = cupy.cuda.runtime.getDevice()
+    if getattr(_bound, "device", None) != device:
+        cupy.cuda.runtime.memGetInfo()
+        _bound.device = device
 
 
 def _value(argument: Any) -> Any:

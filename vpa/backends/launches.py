@@ -89,7 +89,7 @@ def pick_from_candidates(run: Run, gathered: Any, num_rows: int, out: Any) -> No
 def scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Launch:
     """The launch of a scan over ``logits`` [rows >= 1, width]: by columns where rows lie side by side, else by rows."""
     row_stride, column_stride = map(abs, logits.strides)
-    if row_stride < column_stride and len(logits) >= SIDE_BY_SIDE:
+    if 0 < row_stride < column_stride and len(logits) >= SIDE_BY_SIDE:
         return scan_by_columns(logits, shard, layout, splits, out)
     return scan_by_rows(logits, shard, layout, splits, out)
 
@@ -129,7 +129,7 @@ def scan_by_columns(logits: Any, shard: VocabShard, layout: str, splits: int, ou
     """The launch of a scan whose neighbouring threads read neighbouring rows."""
     rows, chunk, itemsize = len(logits), split_chunk(shard.num_valid, splits), logits.dtype.itemsize
     wide = _in_whole_loads(logits)
-    lanes = _lanes(rows, itemsize) if wide else SIDE_BY_SIDE
+    lanes = _lanes(rows) if wide else SIDE_BY_SIDE
     loads = 8 if rows >= 1024 and itemsize == 2 and len(shard.ranges) <= 1 else 4  # more would not fit into registers
     groups = -(-max(min(chunk, shard.num_valid), 1) // loads)
     threads = min(-(-groups * lanes // 32) * 32, plan.MAX_THREADS if lanes == 1 else 512)
@@ -141,13 +141,10 @@ def scan_by_columns(logits: Any, shard: VocabShard, layout: str, splits: int, ou
     return Launch("local_argmax_columns", defines, blocks, threads, args)
 
 
-def _lanes(rows: int, itemsize: int) -> int:
+def _lanes(rows: int) -> int:
     """Threads side by side, 16 bytes of rows each: as many rows in one access as leave enough blocks for the GPU. Best
     on one H200, bf16 [rows, 32768]: 4 at 1024 rows, 8 at 4096 (68 us; 4 took 86)."""
-    lanes = 8 if rows >= 4096 else 4 if rows >= 1024 else 1
-    while lanes > 1 and lanes * 16 // itemsize > rows:
-        lanes //= 2
-    return lanes
+    return 8 if rows >= 4096 else 4 if rows >= 1024 else 1
 
 
 def _in_whole_loads(logits: Any) -> bool:

@@ -2,13 +2,14 @@
 
 ``rank``, ``size``, ``device``; ``transport`` and ``reason``, which one it is and why; ``carries``, whose arrays it
 gathers; ``capturable``, whether its collectives may be captured into a CUDA graph; ``all_gather(send, recv)``;
-``exchange(value, name)``, every rank's small Python value, over the host, where ranks that give different names are
-told so; ``barrier()``; ``close()``. All are context managers. A communicator of your own needs ``rank``, ``size``,
-``all_gather`` and ``close``; without ``exchange`` nothing checks that ranks call alike.
+``exchange(value)``, every rank's small Python value, over the host; ``barrier()``; ``close()``. All are context
+managers. A communicator of your own needs ``rank``, ``size``, ``all_gather`` and ``close``; without ``exchange``
+nothing checks that ranks call alike. Ours also have ``exchange_as(name, value)``: ranks that part are told so.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -99,7 +100,11 @@ def agree(comm: Any, facts: Mapping[str, Any], error: Exception | None = None, o
             raise error
         return [own] if comm.size == 1 else None
     told = None if error is None else (type(error).__name__, f"{type(error).__name__}: {error}")
-    answers = comm.exchange((told, dict(facts), own), "check of arguments")
+    # By a name, where that can be: a rank that exchanges something of its own here is told so, and so are the others.
+    exchange = (
+        functools.partial(comm.exchange_as, "check of arguments") if hasattr(comm, "exchange_as") else comm.exchange
+    )
+    answers = exchange((told, dict(facts), own))
     if error is not None:
         raise error
     for rank, (failure, _, _) in enumerate(answers):

@@ -71,12 +71,12 @@ class Mpi:
             recv.set(host_recv)
             _synchronize()  # the staging memory is used again by the next call
 
-    def exchange(self, value: Any, name: str = "exchange") -> list[Any]:
-        """The values of all ranks, in rank order; any value that pickle takes.
+    def exchange(self, value: Any) -> list[Any]:
+        """The values of all ranks, in rank order; any value that pickle takes: another is an error on every rank."""
+        return self.exchange_as("exchange", value)
 
-        name: what messages call this, at most 64 bytes; ranks that exchange under different names are told so. A value
-        that pickle does not take is an error on every rank.
-        """
+    def exchange_as(self, name: str, value: Any) -> list[Any]:
+        """``exchange`` under a name of at most 64 bytes; ranks that exchange under different names are all told so."""
         error = None
         try:
             data = pickle.dumps(value)
@@ -189,10 +189,12 @@ def start_mpi(seconds: float = 120.0) -> Any:
     """The module ``mpi4py.MPI``. The first import of it starts MPI, which waits for every rank that was launched.
 
     That wait holds the interpreter, so no thread of Python's could end it: where a rank never comes, ``faulthandler``
-    ends this process after ``seconds``, and says where it was. Raises ``RuntimeError`` where no MPI can be loaded.
+    ends this process after ``seconds``, and says where it was. A timer of ``faulthandler`` that the caller has set is
+    replaced by the first import. Raises ``RuntimeError`` where no MPI can be loaded.
     """
-    if "mpi4py.MPI" not in sys.modules:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    if "mpi4py.MPI" in sys.modules:
+        return sys.modules["mpi4py.MPI"]
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
     try:
         return _import_mpi_and_wait_for_every_rank_to_do_so()
     except (ImportError, RuntimeError) as error:

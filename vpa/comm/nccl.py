@@ -60,9 +60,13 @@ class Nccl:
         """Let ``close`` call ``captured.close()`` first: its graph has to go before the communicator."""
         self._graphs.add(captured)
 
-    def exchange(self, value: Any, name: str = "exchange") -> list[Any]:
+    def exchange(self, value: Any) -> list[Any]:
         """The values of all ranks, in rank order; any value that pickle takes. Goes over MPI."""
-        return self._host.exchange(value, name)
+        return self._host.exchange(value)
+
+    def exchange_as(self, name: str, value: Any) -> list[Any]:
+        """``exchange`` under a name; ranks that exchange under different names are all told so."""
+        return self._host.exchange_as(name, value)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
