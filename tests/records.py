@@ -20,9 +20,9 @@ ARMS = {
     "numba": ((4.4, 1.15), (2.8, 1.1)),
     "existing (cupy)": ((27.0, 4.0), (12.0, 3.8)),
     "existing (torch)": ((21.0, 2.2), (10.0, 2.0)),
-    "triton": ((6.2, 1.4), (3.5, 1.4)),
+    "triton (by lane)": ((6.2, 1.4), (3.5, 1.4)),
 }
-EXTERNAL = ("existing (torch)", "triton")
+EXTERNAL = ("existing (torch)", "triton (by lane)")
 
 
 def comparison(sizes: tuple[int, ...] = (1, 8, 64), dtypes: tuple[str, ...] = ("bfloat16", "float32")) -> list[dict]:

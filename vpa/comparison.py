@@ -8,7 +8,7 @@ from vpa.tables import Row, Table, grouped, heading, reference, timed, us
 
 #: What is compared: the first backend that a table has, and the peer whose parts stand beside its.
 OURS = ("raw", "numba", "numpy", "simt")
-PEER = "triton"
+PEER = "triton (by lane)"
 
 #: An arm and its part; see ``vpa.bench.compare``.
 Key = tuple[str, str]
