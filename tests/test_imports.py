@@ -18,6 +18,7 @@ LAYERS = [
     ["vpa.vocab", "vpa.plan"],
     ["vpa.acceptance"],
     ["vpa.arrays"],
+    ["vpa.transform"],
     ["vpa.backends"],
     ["vpa.scan", "vpa.pick"],
     ["vpa.comm"],

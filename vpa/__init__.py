@@ -5,6 +5,7 @@ from vpa.emulate import emulate_top_tokens
 from vpa.pick import pick_from_candidates
 from vpa.scan import local_argmax_candidates
 from vpa.top_tokens import CapturedTopTokens, TopTokens, get_top_tokens
+from vpa.transform import Transform
 from vpa.vocab import VocabShard, shard_vocab
 
 __version__ = "0.1.0"
@@ -12,6 +13,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CapturedTopTokens",
     "TopTokens",
+    "Transform",
     "VocabShard",
     "comm",
     "emulate_top_tokens",

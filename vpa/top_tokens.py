@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 from vpa import arrays, backends
 from vpa.comm import agree, check_communicator
 from vpa.plan import Plan
-from vpa.scan import candidates_shape, check
+from vpa.scan import candidates_shape, check, transformed
+from vpa.transform import Transform, apply, check_transform
 from vpa.vocab import VocabShard, positive
 
 #: For host arrays, whatever GPUs there are.
@@ -25,36 +27,55 @@ _KINDS_KEPT = 64
 
 
 def get_top_tokens(
-    logits: Any, shard: VocabShard, comm: Any, *, layout: str = "packed", backend: str | None = None
+    logits: Any,
+    shard: VocabShard,
+    comm: Any,
+    *,
+    layout: str = "packed",
+    backend: str | None = None,
+    transform: Transform | None = None,
 ) -> Any:
     """The greedy token of each row of logits whose vocabulary is split over ranks; every rank calls and gets the same.
 
     logits: this rank's [B, shard.width], bf16, fp16 or fp32; any strides, any library that speaks DLPack.
     comm: a communicator of ``shard.tp_size`` ranks, ``vpa.comm.solo()`` for one.
-    layout, backend: as for ``local_argmax_candidates``.
+    layout, backend, transform: as for ``local_argmax_candidates``.
 
     Returns int64 [B] of the caller's library: per row the id that ``argmax`` over the whole vocabulary gives, by the
-    order of ``vpa.order``. Raises ``TypeError`` or ``ValueError`` on every rank where one rank's arguments do not fit,
-    or the ranks' rows, dtypes or layouts differ; that takes an exchange over the host, which ``TopTokens`` saves.
+    order of ``vpa.order``, of the transformed logits if there is a transform. Raises ``TypeError`` or ``ValueError`` on
+    every rank where one rank's arguments do not fit, or the ranks' rows, dtypes, layouts or transforms differ; that
+    takes an exchange over the host, which ``TopTokens`` saves.
     """
+    return tokens_of_computed(lambda: logits, shard, comm, layout, backend, transform)
+
+
+def tokens_of_computed(
+    compute: Callable[[], Any],
+    shard: VocabShard,
+    comm: Any,
+    layout: str,
+    backend: str | None,
+    transform: Transform | None,
+) -> Any:
+    """``get_top_tokens`` of logits that ``compute()`` gives: an error in computing them is told to all ranks too."""
     check_communicator(comm)
     taken, module, error = None, None, None
     try:
-        taken = arrays.given(logits, "logits")
-        module = check(taken.array, shard, layout, backend)
+        taken = arrays.given(compute(), "logits")
+        module = check(taken.array, shard, layout, backend, transform)
         _check_comm(shard, comm, taken.array)
     except Exception as failure:  # told to the other ranks, then raised
         error = failure
     facts, own = {}, None
     if error is None:
-        facts = _facts("get_top_tokens", shard, layout, taken.array.dtype, **_of_call(taken.array))
+        facts = _facts("get_top_tokens", shard, layout, transform, taken.array.dtype, **_of_call(taken.array))
         own = (shard.num_valid, 0 if arrays.is_host(taken.array) else arrays.multiprocessors())
     plan = Plan.agreed(agree(comm, facts, error, own), taken.array.dtype.itemsize)
     rows = len(taken.array)
     tokens = arrays.namespace(taken.array).empty(rows, np.int64)
     if rows:
         buffers = _Buffers.fresh(taken.array, plan.splits(rows) * rows, shard.tp_size, layout)
-        steps = _Steps.of(module, taken.array, shard, layout, plan, buffers, tokens)
+        steps = _Steps.of(module, taken.array, shard, layout, transform, plan, buffers, tokens)
         steps.enqueue(taken.array, comm, tokens)
     return taken.give_back(tokens)
 
@@ -80,9 +101,10 @@ class TopTokens:
         dtype: Any,
         layout: str = "packed",
         backend: str | None = None,
+        transform: Transform | None = None,
     ) -> None:
         check_communicator(comm)
-        self.shard, self.comm, self.layout, self.backend = shard, comm, layout, backend
+        self.shard, self.comm, self.layout, self.backend, self.transform = shard, comm, layout, backend, transform
         error = None
         try:
             if not isinstance(shard, VocabShard):
@@ -91,12 +113,13 @@ class TopTokens:
             self.max_rows = positive("max_rows", max_rows)
             arrays.check_layout(layout, shard.vocab_size)
             backends.check_backend(backend)
+            check_transform(transform)
             _check_comm(shard, comm)
         except Exception as failure:
             error = failure
         facts, own = {}, None
         if error is None:
-            facts = _facts("TopTokens", shard, layout, self.dtype, max_rows=self.max_rows)
+            facts = _facts("TopTokens", shard, layout, transform, self.dtype, max_rows=self.max_rows)
             own = (shard.num_valid, arrays.multiprocessors())
         self._plan = Plan.agreed(agree(comm, facts, error, own), self.dtype.itemsize if error is None else 0)
         self._buffers: dict[str, _Buffers] = {}
@@ -152,7 +175,7 @@ class TopTokens:
         enqueue, buffers = None, None
         if rows:
             buffers = _Buffers.fresh(array, rows * self._plan.splits(rows), self.shard.tp_size, self.layout)
-            steps = _Steps.of(module, array, self.shard, self.layout, self._plan, buffers, tokens)
+            steps = _Steps.of(module, array, self.shard, self.layout, self.transform, self._plan, buffers, tokens)
 
             def enqueue() -> None:
                 steps.enqueue(array, self.comm, tokens)
@@ -190,7 +213,9 @@ class TopTokens:
                 most = plan.most_candidates(self.max_rows)
                 self._buffers[name] = _Buffers.fresh(logits, most, self.shard.tp_size, self.layout)
             module = backends.select(self.backend, logits)
-            steps = _Steps.of(module, logits, self.shard, self.layout, plan, self._buffers[name], tokens)
+            steps = _Steps.of(
+                module, logits, self.shard, self.layout, self.transform, plan, self._buffers[name], tokens
+            )
             if len(self._steps) >= _KINDS_KEPT:
                 del self._steps[next(iter(self._steps))]  # the one that was used longest ago
         self._steps[kind] = steps
@@ -284,7 +309,15 @@ class _Steps:
 
     @classmethod
     def of(
-        cls, module: ModuleType, like: Any, shard: VocabShard, layout: str, plan: Plan, buffers: _Buffers, tokens: Any
+        cls,
+        module: ModuleType,
+        like: Any,
+        shard: VocabShard,
+        layout: str,
+        transform: Transform | None,
+        plan: Plan,
+        buffers: _Buffers,
+        tokens: Any,
     ) -> _Steps:
         """The steps for rows >= 1 of logits like ``like``, in the leading parts of ``buffers``."""
         rows = len(like)
@@ -293,17 +326,22 @@ class _Steps:
         candidates = buffers.candidates[: lines * numbers].reshape(lines, numbers)
         gathered = buffers.gathered[: shard.tp_size * lines * numbers].reshape(-1, numbers)
         if not hasattr(module, "prepare_scan"):
-            return cls(
-                lambda logits, out: module.local_argmax_candidates(logits, shard, layout, splits, out),
-                lambda gathered, out: module.pick_from_candidates(gathered, rows, out),
-                candidates,
-                gathered,
-            )
+
+            def scan(logits: Any, out: Any) -> None:
+                logits, left = transformed(module, logits, transform)
+                module.local_argmax_candidates(logits, shard, layout, splits, out, *left)
+
+            def pick(gathered: Any, out: Any) -> None:
+                module.pick_from_candidates(gathered, rows, out)
+
+            return cls(scan, pick, candidates, gathered)
+        like, left = transformed(module, like, transform)
+        applied_before = transform if transform is not None and not transform.is_identity and not left else None
         whole = None
         alone = shard.tp_size == 1 and like.strides[1] == like.itemsize and plan.in_one_kernel()
         if alone and hasattr(module, "prepare_tokens"):
-            whole = module.prepare_tokens(like, shard, tokens)
-        scan = module.prepare_scan(like, shard, layout, splits, candidates)
+            whole = _after(applied_before, module.prepare_tokens(like, shard, tokens, *left))
+        scan = _after(applied_before, module.prepare_scan(like, shard, layout, splits, candidates, *left))
         return cls(scan, module.prepare_pick(gathered, rows, tokens), candidates, gathered, whole)
 
     def enqueue(self, logits: Any, comm: Any, tokens: Any) -> None:
@@ -317,11 +355,19 @@ class _Steps:
         self.pick(self.gathered, tokens)
 
 
-def _facts(function: str, shard: VocabShard, layout: str, dtype: Any, **more: int) -> dict[str, Any]:
+def _after(transform: Transform | None, launch: Any) -> Any:
+    """A packed launch over transformed logits, for a backend that does not apply the transform itself."""
+    return launch if transform is None else lambda logits, out: launch(apply(transform, logits), out)
+
+
+def _facts(
+    function: str, shard: VocabShard, layout: str, transform: Transform | None, dtype: Any, **more: int
+) -> dict[str, Any]:
     """What ranks must have alike, in words that a message can use."""
     return {
         "function": function,
         **more,
+        "transform": str(transform),
         "dtype": str(dtype),
         "layout": layout,
         "tp_size": shard.tp_size,
