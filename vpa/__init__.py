@@ -2,6 +2,7 @@
 
 from vpa import comm
 from vpa.emulate import emulate_top_tokens
+from vpa.logits import LogitsProcessor, ParallelLMHead
 from vpa.pick import pick_from_candidates
 from vpa.scan import local_argmax_candidates
 from vpa.top_tokens import CapturedTopTokens, TopTokens, get_top_tokens
@@ -12,6 +13,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CapturedTopTokens",
+    "LogitsProcessor",
+    "ParallelLMHead",
     "TopTokens",
     "Transform",
     "VocabShard",
