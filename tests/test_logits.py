@@ -212,7 +212,7 @@ class TestFiles:
         one = VocabShard.even(1000, 1)
         with pytest.raises(ValueError, match="has 1000 rows, the shards a vocabulary of 999"):
             ParallelLMHead.load(file, VocabShard.even(999, 1))
-        with pytest.raises(ValueError, match="has no tensor 'bias'; it has lm_head.bias, lm_head.weight, short"):
+        with pytest.raises(ValueError, match=r"has no tensor 'bias'; it has lm_head.bias, lm_head.weight, short"):
             ParallelLMHead.load(file, one, bias="bias")
         with pytest.raises(ValueError, match=r"tensor 'short' of .* is F32\[3\]; \[1000\] of BF16"):
             ParallelLMHead.load(file, one, bias="short")
@@ -296,7 +296,7 @@ class TestRefusals:
             LogitsProcessor("solo")
         with pytest.raises(ValueError, match="layout is 'x'"):
             LogitsProcessor(layout="x")
-        with pytest.raises(ValueError, match="soft_cap is -1.0"):
+        with pytest.raises(ValueError, match=r"soft_cap is -1.0"):
             LogitsProcessor(soft_cap=-1)
 
 

@@ -1,6 +1,8 @@
 """Vocabulary-parallel argmax: the greedy token of logits split over ranks by vocabulary, without gathering them."""
 
 from vpa import comm
+from vpa.draft import draft_tokens
+from vpa.drafters import validate_local_argmax_reduction
 from vpa.emulate import emulate_top_tokens
 from vpa.logits import LogitsProcessor, ParallelLMHead
 from vpa.pick import pick_from_candidates
@@ -19,9 +21,11 @@ __all__ = [
     "Transform",
     "VocabShard",
     "comm",
+    "draft_tokens",
     "emulate_top_tokens",
     "get_top_tokens",
     "local_argmax_candidates",
     "pick_from_candidates",
     "shard_vocab",
+    "validate_local_argmax_reduction",
 ]

@@ -435,3 +435,10 @@ def test_a_communicator_of_ones_own_needs_four_members(ranks):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("True") == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_drafts_over_real_ranks(ranks, count):
+    done = ranks(count, [HERE / "ranks" / "drafters.py"], timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"agree: {count}" in done.stdout
