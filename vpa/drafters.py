@@ -61,6 +61,10 @@ class FlatHeadMixin:
         """Logits of all ids, [B, vocabulary]."""
         return self.logits_processor.compute_logits(self.lm_head, hidden)
 
+    def compute_logits_local(self, hidden: Any, step: int = 0) -> Any:
+        """This rank's part of the logits; a list of all ranks' where one process plays them."""
+        return self.logits_processor.compute_logits_local(self.lm_head, hidden)
+
     def get_top_tokens(self, hidden: Any, step: int = 0) -> Any:
         """The argmax of ``compute_logits``, int64 [B]."""
         return self.logits_processor.get_top_tokens(self.lm_head, hidden)
@@ -142,6 +146,10 @@ class DeepSeekMTP(_DeepSeek):
         """Logits of all ids, [B, vocabulary], from pre-norm hidden states."""
         return self.logits_processor.compute_logits(self.head_of(step), self._shared_norm(hidden, step))
 
+    def compute_logits_local(self, hidden: Any, step: int = 0) -> Any:
+        """This rank's part of the logits; a list of all ranks' where one process plays them."""
+        return self.logits_processor.compute_logits_local(self.head_of(step), self._shared_norm(hidden, step))
+
     def get_top_tokens(self, hidden: Any, step: int = 0) -> Any:
         """The argmax of ``compute_logits``, int64 [B], from pre-norm hidden states."""
         return self.logits_processor.get_top_tokens(self.head_of(step), self._shared_norm(hidden, step))
@@ -161,6 +169,10 @@ class DeepSeekV32MTP(_DeepSeek):
     def compute_logits(self, hidden: Any, step: int = 0) -> Any:
         """Logits of all ids, [B, vocabulary], from post-norm hidden states."""
         return self.logits_processor.compute_logits(self.head_of(step), hidden)
+
+    def compute_logits_local(self, hidden: Any, step: int = 0) -> Any:
+        """This rank's part of the logits; a list of all ranks' where one process plays them."""
+        return self.logits_processor.compute_logits_local(self.head_of(step), hidden)
 
     def get_top_tokens(self, hidden: Any, step: int = 0) -> Any:
         """The argmax of ``compute_logits``, int64 [B], from post-norm hidden states."""
@@ -192,17 +204,22 @@ def seeded_drafter(
     num_layers: int = 1,
     dtype: Any = "bfloat16",
     library: Any = np,
+    head: Head | None = None,
+    embedding: Any = None,
 ) -> NemotronHMTP | DeepSeekMTP | DeepSeekV32MTP:
     """A drafter of seeded weights, which are the same however the vocabulary is cut.
 
     rank: whose head to make; None makes all ranks', for one process that plays them. num_layers: MTP layers of
-    DeepSeek's families; Nemotron-H has one, of pattern ``*E``. ``ValueError`` for a family that is not in ``FAMILIES``.
+    DeepSeek's families; Nemotron-H has one, of pattern ``*E``. head, embedding: for all layers, not seeded ones.
+    ``ValueError`` for a family that is not in ``FAMILIES``.
     """
     if family not in FAMILIES:
         raise ValueError(f"family is {family!r}; {', '.join(FAMILIES)} are accepted")
     sizes = {"hidden_size": hidden_size, "dtype": dtype, "library": library}
 
-    def head(number: int) -> Head:
+    def head_of(number: int) -> Head:
+        if head is not None:
+            return head
         made = [
             ParallelLMHead.seeded(mixed(seed, 0, number), shards, one, **sizes)
             for one in (range(len(shards)) if rank is None else (rank,))
@@ -212,13 +229,14 @@ def seeded_drafter(
     def layer(number: int) -> MTPLayer:
         return MTPLayer.seeded(mixed(seed, 1, number), intermediate_size=intermediate_size, **sizes)
 
-    ids = processor.target_vocab_size or shards[0].vocab_size
-    embedding = seeded_embedding(mixed(seed, 2), ids, hidden_size, dtype, library)
+    if embedding is None:
+        ids = processor.target_vocab_size or shards[0].vocab_size
+        embedding = seeded_embedding(mixed(seed, 2), ids, hidden_size, dtype, library)
     if family == "nemotron-h":
-        return NemotronHMTP("*E", layer(0), embedding, head(0), processor)
+        return NemotronHMTP("*E", layer(0), embedding, head_of(0), processor)
     kind = DeepSeekMTP if family == "deepseek" else DeepSeekV32MTP
     numbers = range(DEEPSEEK_LAYERS, DEEPSEEK_LAYERS + num_layers)
-    layers, heads = {number: layer(number) for number in numbers}, {number: head(number) for number in numbers}
+    layers, heads = {number: layer(number) for number in numbers}, {number: head_of(number) for number in numbers}
     return kind(DEEPSEEK_LAYERS, layers, heads, embedding, processor)
 
 
