@@ -137,7 +137,7 @@ class TopTokens:
                 self._check(taken.array)
             capturing = not arrays.is_host(taken.array) and arrays.is_capturing()
             if capturing:
-                self._check_captured(kind, out)
+                self._check_captured(taken.array, kind, out)
             target = arrays.target(out, (len(taken.array),), _TOKENS, taken)
         except Exception as failure:
             error = failure
@@ -167,6 +167,7 @@ class TopTokens:
             if arrays.is_host(array):
                 raise ValueError("a CUDA graph is captured from GPU arrays; got a NumPy array")
             _check_capturable(self.comm)
+            _check_applied(module, self.transform)
         except Exception as failure:
             error = failure
         agree(self.comm, {} if error else {"function": "TopTokens.capture", **_of_call(array)}, error)
@@ -192,9 +193,10 @@ class TopTokens:
         _check_comm(self.shard, self.comm, logits)
         return module
 
-    def _check_captured(self, kind: Any, out: Any) -> None:
+    def _check_captured(self, logits: Any, kind: Any, out: Any) -> None:
         """Raise if a call of this kind cannot be part of a capture that the caller has under way."""
         _check_capturable(self.comm)
+        _check_applied(backends.select(self.backend, logits), self.transform)
         if kind not in self._steps:
             raise RuntimeError(
                 "the first call with logits of this shape and these strides cannot be captured, since it compiles "
@@ -385,6 +387,15 @@ def _check_capturable(comm: Any) -> None:
         raise ValueError(
             f"collectives over transport {getattr(comm, 'transport', '?')!r} cannot be captured; "
             f"use vpa.comm.from_mpi('nccl'), or call without capturing"
+        )
+
+
+def _check_applied(module: ModuleType, transform: Transform | None) -> None:
+    """Raise where a transform would be applied by a pass of its own, whose memory a graph would not keep."""
+    if transform is not None and not transform.is_identity and not getattr(module, "TRANSFORMS", False):
+        raise ValueError(
+            "this backend does not apply a transform in its scan, so that no CUDA graph can hold the call; "
+            "use backend='raw'"
         )
 
 

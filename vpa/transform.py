@@ -55,7 +55,8 @@ def check_transform(transform: Any) -> None:
 def apply(transform: Transform, logits: Any) -> Any:
     """The transformed logits as a new array of the shape, dtype and library of ``logits``; a NaN may have other bits.
 
-    A 16-bit logit is looked up in a table of all 65536 results: one pass, whatever the transform.
+    A 16-bit logit is looked up in a table of all 65536 results: one pass, whatever the transform. On a GPU this is for
+    logits that are gathered; the raw backend's scan has the steps in its kernel (``kernels/transform.cuh``).
     """
     if logits.dtype.itemsize == 2:
         table = (
