@@ -13,7 +13,7 @@ import pytest
 from conftest import mpirun
 from safetensors.numpy import save_file
 
-from vpa import record, run
+from vpa import record, report, run
 from vpa.bench import settings as bench_settings
 from vpa.bench.families import FAMILIES
 
@@ -285,6 +285,9 @@ def test_drafting(capsys, tmp_path):
     assert run.main([*small, "--json", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "family" in printed and "wrong at 1" in printed and "bytes moved" in printed
+    assert report.main([str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "| wrong at 1 |" in printed and "nemotron-h, host, hot cache" in printed
     rows = record.read(path)["rows"]
     checks = [row for row in rows if not row["samples_us"]]
     families, arms = ("nemotron-h", "deepseek", "deepseek-v3.2"), ("full gather", "local argmax")

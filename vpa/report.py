@@ -166,9 +166,9 @@ def _print(content: dict[str, Any], rows: Sequence[Row], summary_only: bool, che
     tables = comparison.tables(rows, summary_only) if comparison.has_parts(rows) else pivot_tables(rows)
     for title, table in tables.items():
         print(f"\n{title}:\n\n{markdown(table)}")
-    checks = check_table(content["rows"])
-    if len(checks) > 1 and checks_too:
-        print(f"\n{markdown(checks)}")
+    for checks in (check_table(content["rows"]), position_table(content["rows"])):
+        if len(checks) > 1 and checks_too:
+            print(f"\n{markdown(checks)}")
     return 0
 
 
