@@ -9,8 +9,15 @@ from dataclasses import dataclass
 
 #: Kernel name -> the files that make it, in order. Every ``.cu`` holds the one ``extern "C"`` entry of that name.
 CATALOGUE: dict[str, tuple[str, ...]] = {
-    "local_argmax_candidates": ("portable.cuh", "order.cuh", "split.cuh", "scan.cuh", "local_argmax.cu"),
-    "local_argmax_columns": ("portable.cuh", "order.cuh", "split.cuh", "local_argmax_columns.cu"),
+    "local_argmax_candidates": (
+        "portable.cuh",
+        "order.cuh",
+        "transform.cuh",
+        "split.cuh",
+        "scan.cuh",
+        "local_argmax.cu",
+    ),
+    "local_argmax_columns": ("portable.cuh", "order.cuh", "transform.cuh", "split.cuh", "local_argmax_columns.cu"),
     "pick_from_candidates": ("portable.cuh", "order.cuh", "pick.cu"),
     "empty": ("empty.cu",),
     "plain_read": ("portable.cuh", "plain_read.cu"),

@@ -6,12 +6,17 @@
 // If VPA_CLUSTER, the blocks of a row are a cluster, which agrees on one candidate: a row has VPA_SPLITS splits for the
 // walk, and one for who reads the result.
 //
-// Needs what split.cuh and scan.cuh need; VPA_CLUSTER, 0 or 1.
+// Needs what split.cuh, transform.cuh and scan.cuh need; VPA_CLUSTER, 0 or 1.
 
 #define WARPS (VPA_THREADS / VPA_WARP)
 
-// Blocks that all fit at once are what hides memory's latency; a loop, or longer groups, need more registers than that.
-#define RESIDENT (VPA_RANGES == 1 && VPA_ONCE && VPA_LOADS <= 4 ? VPA_RESIDENT : 1024)
+// Blocks that all fit at once are what hides memory's latency; a loop, longer groups, or a transform, in which
+// arithmetic is what takes time, need more registers than that.
+#if VPA_RANGES == 1 && VPA_ONCE && VPA_LOADS <= 4 && !VPA_TRANSFORM
+#define RESIDENT VPA_RESIDENT
+#else
+#define RESIDENT 1024
+#endif
 
 #if VPA_CLUSTER
 #define CLUSTER VPA_CLUSTER_DIMS(VPA_SPLITS)

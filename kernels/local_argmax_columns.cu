@@ -5,9 +5,9 @@
 // it keeps the largest key, here of each row, and which group of columns raised it: among equal keys the lower group
 // has the lower column, so that a row's threads agree by one maximum. A warp then finds the column in that group.
 //
-// Needs what split.cuh needs; VPA_DTYPE; VPA_THREADS, threads of a block; VPA_WIDE, 1 if every column starts at a
-// 16-byte boundary and has whole 16 bytes of rows; VPA_LANES, threads side by side, a power of two up to 32; VPA_LOADS,
-// columns that a thread has in flight.
+// Needs what split.cuh and transform.cuh need; VPA_DTYPE; VPA_THREADS, threads of a block; VPA_WIDE, 1 if every column
+// starts at a 16-byte boundary and has whole 16 bytes of rows; VPA_LANES, threads side by side, a power of two up to
+// 32; VPA_LOADS, columns that a thread has in flight.
 
 #define WARPS (VPA_THREADS / VPA_WARP)
 #define GROUPS (VPA_THREADS / VPA_LANES)
@@ -27,7 +27,7 @@ VPA_DEVICE void keys_of_group(const Word* run, i64 stride, u32 count, u32 group,
     Words4 column[VPA_LOADS];
 #pragma unroll
     for (u32 i = 0; i < VPA_LOADS; i++) {
-        column[i] = load_once((const Words4*)(run + column_number(group, i, count) * stride));
+        column[i] = load_logits((const Words4*)(run + column_number(group, i, count) * stride));
     }
     top = column[0];
 #pragma unroll
@@ -43,7 +43,7 @@ VPA_DEVICE void keys_of_group(const Word* run, i64 stride, u32 count, u32 group,
     u32 word[VPA_LOADS];
 #pragma unroll
     for (u32 i = 0; i < VPA_LOADS; i++) {
-        word[i] = run[column_number(group, i, count) * stride];
+        word[i] = transformed(run[column_number(group, i, count) * stride]);
     }
     key[0] = 0;
 #pragma unroll
@@ -133,7 +133,7 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024) local_argmax_col
             u32 id_complement = 0;
             if (lane < VPA_LOADS) {
                 const u32 column = column_number(~(u32)best, lane, run.count);
-                const Word word = row_zero[(first_row + row) * row_stride + column * column_stride];
+                const Word word = transformed(row_zero[(first_row + row) * row_stride + column * column_stride]);
                 id_complement = logit_key(word) == key ? ~(run.first_id + column) : 0;
             }
             const u64 candidate = pack(candidate_key(key), warp_max(id_complement));

@@ -4,6 +4,8 @@
 // end, by the threads that hold the block's largest key: searching inside the loop costs more, since some lane of a
 // warp rises in nearly every step.
 //
+// Logits are transformed as they are loaded, see transform.cuh: what is kept and searched is what is ranked.
+//
 // Needs VPA_DTYPE; VPA_THREADS, threads of a block, a multiple of 32; VPA_CONTIGUOUS, 1 if columns lie side by side,
 // and then VPA_LOADS, how many 16-byte loads a thread has in flight, and VPA_ONCE, 1 if no thread walks more than
 // those.
@@ -59,12 +61,12 @@ VPA_DEVICE u32 walk(const Word* run, i64, u32 count, Spot* spot) {
     spot->edge_key = 0;
     spot->group_key = 0;
     if (threadIdx.x < count - loads * WORDS_PER_LOAD) {
-        spot->edge_key = logit_key(run[edge_column(head, loads)]);
+        spot->edge_key = logit_key(transformed(run[edge_column(head, loads)]));
     }
     for (u32 first = threadIdx.x; first < loads; first += VPA_LOADS * VPA_THREADS) {
 #pragma unroll
         for (u32 i = 0; i < VPA_LOADS; i++) {
-            spot->group[i] = load_once(middle + load_number(first, i, loads));
+            spot->group[i] = load_logits(middle + load_number(first, i, loads));
         }
         const u32 key = key_of_group(spot->group);
         if (key > spot->group_key) {
@@ -87,7 +89,7 @@ VPA_DEVICE u32 column_in(const Word* run, i64, u32 count, u32 key, Spot* spot) {
 #if !VPA_ONCE
 #pragma unroll
     for (u32 i = 0; i < VPA_LOADS; i++) {
-        spot->group[i] = ((const Words4*)(run + head))[load_number(spot->first, i, loads)];
+        spot->group[i] = transformed_load(((const Words4*)(run + head))[load_number(spot->first, i, loads)]);
     }
 #endif
     const Patterns patterns = patterns_of(key);
@@ -121,7 +123,7 @@ VPA_DEVICE u32 walk(const Word* run, i64 stride, u32 count, Spot* spot) {
     u32 best = 0;
     spot->column = 0;
     for (u64 column = threadIdx.x; column < count; column += VPA_THREADS) {
-        const u32 key = logit_key(run[(i64)column * stride]);
+        const u32 key = logit_key(transformed(run[(i64)column * stride]));
         if (key > best) {
             best = key;
             spot->column = (u32)column;

@@ -25,8 +25,9 @@ def test_the_summary_has_times_and_ratios_for_each_batch_size():
     ((title, table),) = comparison.tables(made_up(), summary_only=True).items()
     assert title == "bfloat16 [rows, 32768], contiguous, tp 4, random, captured, hot cache, gather excluded, summary"
     assert table[:2] == [
-        ["rows", "raw, us", "existing (torch), us", "triton (by lane), us", "raw local, us", "triton (by lane) local, us", "plain read, us",
-         "raw / existing (torch)", "raw / triton (by lane)", "raw local / triton (by lane) local", "raw local / plain read", "wrong"],
+        ["rows", "raw, us", "existing (torch), us", "triton (by lane), us", "raw local, us",
+         "triton (by lane) local, us", "plain read, us", "raw / existing (torch)", "raw / triton (by lane)",
+         "raw local / triton (by lane) local", "raw local / plain read", "wrong"],
         ["1", "4.48", "23.67", "7.90", "3.15", "5.20", "1.22", "0.19", "0.57", "0.61", "2.59", "0"],
     ]  # fmt: skip
     assert [line[0] for line in table[1:]] == ["1", "8", "64"]
@@ -40,7 +41,14 @@ def test_the_summary_leaves_out_what_was_not_measured_and_counts_our_wrong_rows(
         row(8, "triton (by lane)", 50.0, 5, part="local", external=True),
     ]
     assert comparison.summary(rows) == [
-        ["rows", "numpy, us", "existing (numpy), us", "triton (by lane) local, us", "numpy / existing (numpy)", "wrong"],
+        [
+            "rows",
+            "numpy, us",
+            "existing (numpy), us",
+            "triton (by lane) local, us",
+            "numpy / existing (numpy)",
+            "wrong",
+        ],
         ["1", "30.00", "60.00", "", "0.50", "2"],
         ["8", "40.00", "", "50.00", "", "0"],
     ]

@@ -13,7 +13,7 @@ import pytest
 from conftest import mpirun
 from safetensors.numpy import save_file
 
-from vpa import record, run
+from vpa import record, report, run
 from vpa.bench import settings as bench_settings
 from vpa.bench.families import FAMILIES
 
@@ -128,7 +128,7 @@ def test_a_wrong_token_is_exit_code_1(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nonsense"], "no experiment 'nonsense'; there are compare, headline"),
+        (["nonsense"], "no experiment 'nonsense'; there are compare, draft, headline"),
         (["/no/such.toml"], "experiment file /no/such.toml: "),
         (["--rows", "1,two"], "--rows is '1,two'; integers with commas"),
         (["--rows", "-1"], "rows has -1; integers from 0 to 1073741824"),
@@ -150,6 +150,10 @@ def test_a_wrong_token_is_exit_code_1(monkeypatch, capsys):
         (["--lm-head", ""], "lm_head is ''; a text of at least one character"),
         (["--lm-head", "/no/such.safetensors"], "--lm-head: cannot read /no/such.safetensors: No such file"),
         (["--layout", "pairs", "--vocab", "16777217"], "layout 'pairs' holds ids as fp32"),
+        (["--family", "deepseek"], "headline: drafters (--family) goes with draft; this is headline"),
+        (["compare", "--draft-tokens", "3"], "compare: draft_tokens (--draft-tokens) goes with draft"),
+        (["draft", "--family", "eagle"], "drafters has 'eagle'; nemotron-h, deepseek, deepseek-v3.2 are accepted"),
+        (["draft", "--vocab", "8388608"], "hidden size 256 has 2147483648 numbers; at most 1073741824 are accepted"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],
 )
@@ -170,7 +174,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
         ("[cpu]\nexperiment = 'mine'", "no setting 'experiment'; there are kind,"),
         ("seed = 0x" + "f" * 5000, "experiment file"),
         ("rounds = 1000000000", "rounds is 1000000000; an integer from 1 to 10000"),
-        ("kind = 'timing'", "kind is 'timing'; headline, numpy_backend, compare are accepted"),
+        ("kind = 'timing'", "kind is 'timing'; headline, numpy_backend, compare, draft are"),
         ("backend = 'cuda'", "backend is 'cuda'; numpy, raw"),
         ("rows = 5", "rows is 5; a list of integers from 0 to 1073741824"),
         ("rows = []", "rows is []; a list of"),
@@ -180,6 +184,10 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
         ("question = 1", "question is 1; a text"),
         ("comm = 'ucx'", "comm is 'ucx'; auto, nccl, mpi, emulated"),
         ("check_only = 1", "check_only is 1; true or false"),
+        ("drafters = ['eagle']", "drafters has 'eagle'; nemotron-h, deepseek, deepseek-v3.2 are accepted"),
+        ("draft_tokens = 0", "draft_tokens is 0; an integer from 1 to 1024"),
+        ("kind = 'draft'", "question, rows, vocab, dtypes, drafters, tp, calls, rounds missing"),
+        ("kind = 'draft'\nfamilies = ['ties']", "families goes with headline, numpy_backend, compare; this is draft"),
         ("cpu = 3", "cpu is 3; a table of settings"),
         ("[cpu]\nrows = 3", "rows is 3; a list"),
         ("layout = {}", "layout is {}; packed, pairs"),
@@ -269,6 +277,53 @@ def test_comparing_with_one_rank_or_empty_ones_or_a_head(head, capsys):
     assert run.main([*small, "--lm-head", str(head)]) == 0
     printed = capsys.readouterr().out
     assert "tp 4, head, host" in printed and "zeros" not in printed
+
+
+def test_drafting(capsys, tmp_path):
+    path = tmp_path / "out.json"
+    small = ["draft", "--rows", "2,0", "--vocab", "500", "--draft-tokens", "2", "--dtype", "bf16,fp32"]
+    assert run.main([*small, "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "family" in printed and "wrong at 1" in printed and "bytes moved" in printed
+    assert report.main([str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "| wrong at 1 |" in printed and "nemotron-h, host, hot cache" in printed
+    rows = record.read(path)["rows"]
+    checks = [row for row in rows if not row["samples_us"]]
+    families, arms = ("nemotron-h", "deepseek", "deepseek-v3.2"), ("full gather", "local argmax")
+    assert {(row["input"], row["dtype"], row["rows"], row["arm"], row["part"], row["wrong"]) for row in checks} == {
+        (family, dtype, size, arm, f"position {position}", 0)
+        for family in families
+        for dtype in ("bfloat16", "float32")
+        for size in (2, 0)
+        for arm in arms
+        for position in (0, 1)
+    }
+    timed = {(row["input"], row["arm"]): row for row in rows if row["samples_us"]}
+    assert timed.keys() == {(family, arm) for family in families for arm in (*arms, "floor: no head")}
+    for (_, arm), row in timed.items():
+        moved = {"full gather": 4 * 2 * 128 * 2, "local argmax": 4 * 2 * 8 * 8}.get(arm)
+        assert (row["bytes_moved"], row["wrong"]) == (moved, None if arm.startswith("floor") else 0)
+        assert (row["dtype"], row["rows"], row["calls"], row["mode"]) == ("bfloat16", 2, 2, "host")
+
+
+def test_drafting_counts_wrong_tokens_of_one_arm(monkeypatch, capsys):
+    from vpa.bench import draft
+
+    monkeypatch.setattr(draft.LogitsProcessor, "get_top_tokens", lambda self, head, hidden: np.full(len(hidden), 3))
+    assert run.main(["draft", "--rows", "2", "--vocab", "500", "--family", "deepseek", "--check-only"]) == 1
+    lines = {
+        tuple(line.split()[5:7]): line.split()[7:] for line in capsys.readouterr().out.splitlines() if "bfloat" in line
+    }
+    assert lines["full", "gather"] == ["0"] * 3 and lines["local", "argmax"] == ["2"] * 3
+
+
+def test_drafting_with_a_real_head(head, tmp_path, capsys):
+    np.save(tmp_path / "hidden.npy", np.random.default_rng(0).standard_normal((3, 24)).astype(np.float32))
+    arguments = ["draft", "--lm-head", str(head), "--family", "nemotron-h", "--check-only"]
+    assert run.main([*arguments, "--rows", "1,4"]) == 0
+    assert "vocabulary 1000" in capsys.readouterr().out
+    assert run.main([*arguments, "--hidden", str(tmp_path / "hidden.npy"), "--tp", "1"]) == 0
 
 
 def test_a_batch_script_of_slurm_is_no_job_step(monkeypatch):
@@ -455,6 +510,20 @@ class TestJobs:
         timed = [row for row in record.read(path)["rows"] if row["samples_us"]]
         assert {row["gather"] for row in timed} == {"excluded", "included"}
         assert "floor: bare gather" in {row["arm"] for row in timed}
+
+    def test_four_ranks_draft(self, ranks):
+        start = time.monotonic()
+        done = ranks(4, ["-m", "vpa.run", "draft", "--check-only"], timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert time.monotonic() - start < 30
+        assert "4 ranks, host memory" in done.stdout and "local argmax" in done.stdout
+
+    def test_two_ranks_time_drafts(self, ranks, tmp_path):
+        path = tmp_path / "out.json"
+        small = ["--rows", "2", "--vocab", "500", "--family", "deepseek", "--draft-tokens", "2"]
+        done = ranks(2, ["-m", "vpa.run", "draft", *small, "--json", path], timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert {row["gather"] for row in record.read(path)["rows"] if row["samples_us"]} == {"included"}
 
     def test_the_numpy_backends_benchmark_over_ranks(self, ranks):
         done = ranks(4, ["-m", "vpa.run", "numpy-backend", "--vocab", "65", "--rows", "2"], timeout=60)

@@ -1,22 +1,31 @@
 """Vocabulary-parallel argmax: the greedy token of logits split over ranks by vocabulary, without gathering them."""
 
 from vpa import comm
+from vpa.draft import draft_tokens
+from vpa.drafters import validate_local_argmax_reduction
 from vpa.emulate import emulate_top_tokens
+from vpa.logits import LogitsProcessor, ParallelLMHead
 from vpa.pick import pick_from_candidates
 from vpa.scan import local_argmax_candidates
 from vpa.top_tokens import CapturedTopTokens, TopTokens, get_top_tokens
+from vpa.transform import Transform
 from vpa.vocab import VocabShard, shard_vocab
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CapturedTopTokens",
+    "LogitsProcessor",
+    "ParallelLMHead",
     "TopTokens",
+    "Transform",
     "VocabShard",
     "comm",
+    "draft_tokens",
     "emulate_top_tokens",
     "get_top_tokens",
     "local_argmax_candidates",
     "pick_from_candidates",
     "shard_vocab",
+    "validate_local_argmax_reduction",
 ]

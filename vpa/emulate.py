@@ -9,11 +9,17 @@ from vpa import arrays
 from vpa.pick import pick_from_candidates
 from vpa.plan import Plan
 from vpa.scan import candidates_shape, local_argmax_candidates
+from vpa.transform import Transform
 from vpa.vocab import VocabShard
 
 
 def emulate_top_tokens(
-    shards_of_logits: Sequence[Any], shards: Sequence[VocabShard], *, layout: str = "packed", backend: str | None = None
+    shards_of_logits: Sequence[Any],
+    shards: Sequence[VocabShard],
+    *,
+    layout: str = "packed",
+    backend: str | None = None,
+    transform: Transform | None = None,
 ) -> Any:
     """What ``get_top_tokens`` gives on every rank, computed by one process that has all ranks' logits.
 
@@ -45,7 +51,9 @@ def emulate_top_tokens(
     gathered = arrays.namespace(first).empty((len(shards) * rows, shape[1]), arrays.LAYOUTS[layout][1])
     for rank, (one, shard) in enumerate(zip(taken, shards, strict=True)):
         part = gathered[rank * rows : (rank + 1) * rows]
-        local_argmax_candidates(one.array, shard, layout=layout, splits=splits, out=part, backend=backend)
+        local_argmax_candidates(
+            one.array, shard, layout=layout, splits=splits, out=part, backend=backend, transform=transform
+        )
     return taken[0].give_back(pick_from_candidates(gathered, rows, backend=backend))
 
 

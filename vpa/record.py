@@ -47,7 +47,7 @@ _ROW = {
 }  # fmt: skip
 
 #: What rows of older records lack, and its value there.
-_ROW_SINCE = {"part": "", "strides": ""}
+_ROW_SINCE: dict[str, Any] = {"part": "", "strides": "", "bytes_moved": None}
 
 
 def environment(comm: Any = None) -> dict[str, Any]:
@@ -148,7 +148,8 @@ def _check(record: dict[str, Any]) -> None:
         name = f"rows[{number}]"
         _check_part(name, row, _ROW)
         for key, value in _ROW_SINCE.items():
-            _check_part(name, {key: row.setdefault(key, value)}, {key: (str,)})
+            kinds = (str,) if isinstance(value, str) else (int, _NONE)
+            _check_part(name, {key: row.setdefault(key, value)}, {key: kinds})
         for sample in row["samples_us"]:
             _check_part(name, {"samples_us": sample}, {"samples_us": _NUMBER})
         if row["samples_us"] and not (row["median_us"] or 0) > 0:

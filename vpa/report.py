@@ -18,7 +18,7 @@ from vpa.tables import REFERENCES, Row, Table, grouped, heading, markdown, refer
 def check_table(rows: Iterable[Row]) -> Table:
     """One line for each input and dtype that was checked: the batch sizes, and how many rows had a wrong token."""
     table = [["input", "dtype", "vocab", "tp", "rows", "wrong"]]
-    checked = (row for row in rows if not row["samples_us"] and not row["skipped"])
+    checked = (row for row in rows if not row["samples_us"] and not row["skipped"] and not row["part"])
     for group in grouped(checked, "input", "dtype", "vocab", "tp"):
         sizes = " ".join(dict.fromkeys(str(row["rows"]) for row in group))
         wrong = sum(row["wrong"] for row in group)
@@ -26,25 +26,27 @@ def check_table(rows: Iterable[Row]) -> Table:
     return table
 
 
+def position_table(rows: Iterable[Row]) -> Table:
+    """Of a draft loop, one line for each family, dtype and arm: wrong tokens at each position, over all batch sizes."""
+    checked = [row for row in rows if not row["samples_us"] and row["part"].startswith("position ")]
+    positions = list(dict.fromkeys(row["part"] for row in checked))
+    names = [position.removeprefix("position ") for position in positions]
+    table = [["family", "dtype", "vocab", "tp", "rows", "arm", *(f"wrong at {name}" for name in names)]]
+    for group in grouped(checked, "input", "dtype", "vocab", "tp", "arm"):
+        sizes = " ".join(dict.fromkeys(str(row["rows"]) for row in group))
+        wrong = [[row["wrong"] for row in group if row["part"] == position] for position in positions]
+        cells = [str(group[0][key]) for key in ("input", "dtype", "vocab", "tp")]
+        table.append([*cells, sizes, group[0]["arm"], *(str(sum(each)) if each else "" for each in wrong)])
+    return table
+
+
 def time_table(rows: Iterable[Row]) -> Table:
     """One line for each time: the median with the 10th and 90th percentile, and its ratio to the reference arm's."""
-    table = [
-        [
-            "rows",
-            "input",
-            "dtype",
-            "gather",
-            "mode",
-            "cache",
-            "arm",
-            "kernels",
-            "wrong",
-            "median us",
-            "p10-p90 us",
-            "ratio",
-        ]
-    ]
-    for group in grouped(timed(rows), "rows", "input", "dtype", "gather", "mode", "cache"):
+    times = timed(rows)
+    moves = any(row["bytes_moved"] is not None for row in times)
+    heads = ["rows", "input", "dtype", "gather", "mode", "cache", "arm", "kernels", "wrong", "median us", "p10-p90 us"]
+    table = [[*heads, "ratio", *(["bytes moved"] if moves else [])]]
+    for group in grouped(times, "rows", "input", "dtype", "gather", "mode", "cache"):
         base = reference([row["arm"] for row in group])
         medians = {row["arm"]: row["median_us"] for row in group}
         for row in group:
@@ -53,7 +55,10 @@ def time_table(rows: Iterable[Row]) -> Table:
             cells = [str(row[key]) for key in ("rows", "input", "dtype", "gather", "mode", "cache", "arm")]
             kernels = "" if row["kernels"] is None else f"{row['kernels']:g}"
             wrong = "-" if row["wrong"] is None else str(row["wrong"])
-            table.append([*cells, kernels, wrong, us(row["median_us"]), f"{us(low)}-{us(high)}", ratio])
+            cells += [kernels, wrong, us(row["median_us"]), f"{us(low)}-{us(high)}", ratio]
+            if moves:
+                cells.append("" if row["bytes_moved"] is None else str(row["bytes_moved"]))
+            table.append(cells)
     return table
 
 
@@ -83,7 +88,7 @@ def print_rows(rows: Sequence[Row], out: Callable[[str], None] = print) -> None:
         for title, table in comparison.tables(rows).items():
             out(f"{title}:\n\n{text(table)}\n")
     else:
-        for table in (check_table(rows), time_table(rows)):
+        for table in (check_table(rows), position_table(rows), time_table(rows)):
             if len(table) > 1:
                 out(text(table) + "\n")
     for arm, reason in dict.fromkeys((row["arm"], row["skipped"]) for row in rows if row["skipped"]):
@@ -161,9 +166,9 @@ def _print(content: dict[str, Any], rows: Sequence[Row], summary_only: bool, che
     tables = comparison.tables(rows, summary_only) if comparison.has_parts(rows) else pivot_tables(rows)
     for title, table in tables.items():
         print(f"\n{title}:\n\n{markdown(table)}")
-    checks = check_table(content["rows"])
-    if len(checks) > 1 and checks_too:
-        print(f"\n{markdown(checks)}")
+    for checks in (check_table(content["rows"]), position_table(content["rows"])):
+        if len(checks) > 1 and checks_too:
+            print(f"\n{markdown(checks)}")
     return 0
 
 

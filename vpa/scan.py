@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from vpa import arrays, backends
 from vpa.plan import SPLITS
+from vpa.transform import Transform, apply, check_transform
 from vpa.vocab import VocabShard, positive
 
 
@@ -17,6 +19,7 @@ def local_argmax_candidates(
     splits: int = SPLITS,
     out: Any = None,
     backend: str | None = None,
+    transform: Transform | None = None,
 ) -> Any:
     """The best candidate of each split of each row of a rank's logits.
 
@@ -27,26 +30,44 @@ def local_argmax_candidates(
     out: a C-contiguous array for the result, of the library of ``logits``; fresh memory by default.
     backend: ``"numpy"``, ``"raw"``, ``"numba"``, ``"simt"``; None follows the array. A GPU backend uses CuPy's current
         stream.
+    transform: scale and soft-cap, applied to the logits as they are scanned: what is ranked are its results, rounded to
+        the logits' dtype.
 
     Returns ``out``, or a new array of the library of ``logits``. Raises ``TypeError`` and ``ValueError`` for arguments
     that do not fit, saying what was got and what is accepted.
     """
     taken = arrays.given(logits, "logits")
-    module = check(taken.array, shard, layout, backend)
+    module = check(taken.array, shard, layout, backend, transform)
     splits = positive("splits", splits)
     shape = candidates_shape(len(taken.array), layout, splits)
     dtype = arrays.LAYOUTS[layout][1]
     target = arrays.target(out, shape, dtype, taken)
-    module.local_argmax_candidates(taken.array, shard, layout, splits, target.array)
+    logits, left = transformed(module, taken.array, transform)
+    module.local_argmax_candidates(logits, shard, layout, splits, target.array, *left)
     return arrays.returned(target, out)
 
 
-def check(logits: Any, shard: VocabShard, layout: str, backend: str | None) -> Any:
+def transformed(module: ModuleType, logits: Any, transform: Transform | None) -> tuple[Any, tuple[Transform, ...]]:
+    """What a backend is given to scan: logits, and the transform if there is one that the backend applies itself.
+
+    For a backend without ``TRANSFORMS`` the transform is applied here, by one more pass that gives the same bits.
+    """
+    if transform is None or transform.is_identity:
+        return logits, ()
+    if getattr(module, "TRANSFORMS", False):
+        return logits, (transform,)
+    return apply(transform, logits), ()
+
+
+def check(
+    logits: Any, shard: VocabShard, layout: str, backend: str | None, transform: Transform | None = None
+) -> ModuleType:
     """Raise unless a scan can be run with these arguments; return the backend's module."""
     if not isinstance(shard, VocabShard):
         raise TypeError(f"shard is a {type(shard).__name__}; a vpa.VocabShard is accepted")
     arrays.check_layout(layout, shard.vocab_size)
     arrays.check_logits(logits, shard.width)
+    check_transform(transform)
     return backends.select(backend, logits)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 Row = dict[str, Any]
 Table = list[list[str]]
 
-#: What arms are compared with, the first that a table has: the existing path of an engine, of CuPy, of NumPy.
-REFERENCES = ("existing (torch)", "existing (cupy)", "existing (numpy)", "numpy argmax")
+#: What arms are compared with, the first that a table has: the existing path of an engine, of CuPy, of NumPy; a drafter
+#: that gathers its logits.
+REFERENCES = ("existing (torch)", "existing (cupy)", "existing (numpy)", "numpy argmax", "full gather")
 
 
 def reference(arms: Iterable[str]) -> str | None:

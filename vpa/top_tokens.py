@@ -13,7 +13,8 @@ import numpy as np
 from vpa import arrays, backends
 from vpa.comm import agree, check_communicator
 from vpa.plan import Plan
-from vpa.scan import candidates_shape, check
+from vpa.scan import candidates_shape, check, transformed
+from vpa.transform import Transform, apply, check_transform
 from vpa.vocab import VocabShard, positive
 
 #: For host arrays, whatever GPUs there are.
@@ -26,35 +27,55 @@ _KINDS_KEPT = 4096
 
 
 def get_top_tokens(
-    logits: Any, shard: VocabShard, comm: Any, *, layout: str = "packed", backend: str | None = None
+    logits: Any,
+    shard: VocabShard,
+    comm: Any,
+    *,
+    layout: str = "packed",
+    backend: str | None = None,
+    transform: Transform | None = None,
 ) -> Any:
     """The greedy token of each row of logits whose vocabulary is split over ranks; every rank calls and gets the same.
 
     logits: this rank's [B, shard.width], bf16, fp16 or fp32; any strides, any library that speaks DLPack.
     comm: a communicator of ``shard.tp_size`` ranks, ``vpa.comm.solo()`` for one.
-    layout, backend: as for ``local_argmax_candidates``.
+    layout, backend, transform: as for ``local_argmax_candidates``.
 
     Returns int64 [B] of the caller's library: per row the id that ``argmax`` over the whole vocabulary gives, by the
-    order of ``vpa.order``. Raises ``TypeError`` or ``ValueError`` on every rank where one rank's arguments do not fit,
-    or the ranks' rows, dtypes or layouts differ; that takes an exchange over the host, which ``TopTokens`` saves.
+    order of ``vpa.order``, of the transformed logits if there is a transform. Raises ``TypeError`` or ``ValueError`` on
+    every rank where one rank's arguments do not fit, or the ranks' rows, dtypes, layouts or transforms differ; that
+    takes an exchange over the host, which ``TopTokens`` saves.
     """
+    return tokens_of_computed(lambda: logits, shard, comm, layout, backend, transform)
+
+
+def tokens_of_computed(
+    compute: Callable[[], Any],
+    shard: VocabShard,
+    comm: Any,
+    layout: str,
+    backend: str | None,
+    transform: Transform | None,
+) -> Any:
+    """``get_top_tokens`` of logits that ``compute()`` gives: an error in computing them is told to all ranks too."""
     check_communicator(comm)
     taken, module, error = None, None, None
     try:
-        taken = arrays.given(logits, "logits")
-        module = check(taken.array, shard, layout, backend)
+        taken = arrays.given(compute(), "logits")
+        module = check(taken.array, shard, layout, backend, transform)
         _check_comm(shard, comm, taken.array)
     except Exception as failure:  # told to the other ranks, then raised
         error = failure
     facts, own = {}, None
     if error is None:
-        facts = _facts("get_top_tokens", shard, layout, taken.array.dtype, **_of_call(taken.array))
+        facts = _facts("get_top_tokens", shard, layout, transform, taken.array.dtype, **_of_call(taken.array))
         own = (shard.num_valid, 0 if arrays.is_host(taken.array) else arrays.multiprocessors())
     plan = Plan.agreed(agree(comm, facts, error, own), taken.array.dtype.itemsize)
     rows = len(taken.array)
     tokens = arrays.namespace(taken.array).empty(rows, np.int64)
     if rows:
-        _Steps.of(module, taken.array, shard, layout, plan, None, tokens).enqueue(taken.array, comm, tokens)
+        steps = _Steps.of(module, taken.array, shard, layout, transform, plan, None, tokens)
+        steps.enqueue(taken.array, comm, tokens)
     return taken.give_back(tokens)
 
 
@@ -79,9 +100,10 @@ class TopTokens:
         dtype: Any,
         layout: str = "packed",
         backend: str | None = None,
+        transform: Transform | None = None,
     ) -> None:
         check_communicator(comm)
-        self.shard, self.comm, self.layout, self.backend = shard, comm, layout, backend
+        self.shard, self.comm, self.layout, self.backend, self.transform = shard, comm, layout, backend, transform
         error = None
         try:
             if not isinstance(shard, VocabShard):
@@ -90,12 +112,13 @@ class TopTokens:
             self.max_rows = positive("max_rows", max_rows)
             arrays.check_layout(layout, shard.vocab_size)
             backends.check_backend(backend)
+            check_transform(transform)
             _check_comm(shard, comm)
         except Exception as failure:
             error = failure
         facts, own = {}, None
         if error is None:
-            facts = _facts("TopTokens", shard, layout, self.dtype, max_rows=self.max_rows)
+            facts = _facts("TopTokens", shard, layout, transform, self.dtype, max_rows=self.max_rows)
             own = (shard.num_valid, arrays.multiprocessors())
         self._plan = Plan.agreed(agree(comm, facts, error, own), self.dtype.itemsize if error is None else 0)
         self._buffers: dict[Any, _Buffers] = {}  # for host memory and for each GPU
@@ -113,7 +136,7 @@ class TopTokens:
                 self._check(taken.array)
             capturing = not arrays.is_host(taken.array) and arrays.is_capturing()
             if capturing:
-                self._check_captured(kind, out)
+                self._check_captured(taken.array, kind, out)
             target = arrays.target(out, (len(taken.array),), _TOKENS, taken)
         except Exception as failure:
             error = failure
@@ -143,6 +166,7 @@ class TopTokens:
             if arrays.is_host(array):
                 raise ValueError("a CUDA graph is captured from GPU arrays; got a NumPy array")
             _check_capturable(self.comm)
+            _check_applied(module, self.transform)
         except Exception as failure:
             error = failure
         agree(self.comm, {} if error else {"function": "TopTokens.capture", **_of_call(array)}, error)
@@ -150,7 +174,8 @@ class TopTokens:
         tokens = arrays.namespace(array).empty(rows, np.int64)
         steps = None
         if rows:
-            steps = _Steps.of(module, array, self.shard, self.layout, self._gpu_plan(), None, tokens)
+            plan = self._gpu_plan()
+            steps = _Steps.of(module, array, self.shard, self.layout, self.transform, plan, None, tokens)
 
         def enqueue() -> None:
             if steps is not None:
@@ -168,9 +193,10 @@ class TopTokens:
         _check_comm(self.shard, self.comm, logits)
         return module
 
-    def _check_captured(self, kind: Any, out: Any) -> None:
+    def _check_captured(self, logits: Any, kind: Any, out: Any) -> None:
         """Raise if a call of this kind cannot be part of a capture that the caller has under way."""
         _check_capturable(self.comm)
+        _check_applied(backends.select(self.backend, logits), self.transform)
         if kind not in self._steps:
             raise RuntimeError(
                 "the first call with logits of this shape and these strides cannot be captured, since it compiles "
@@ -193,7 +219,7 @@ class TopTokens:
                 return self._buffers[place]
 
             module = backends.select(self.backend, logits)
-            steps = _Steps.of(module, logits, self.shard, self.layout, plan, buffers, tokens)
+            steps = _Steps.of(module, logits, self.shard, self.layout, self.transform, plan, buffers, tokens)
             if len(self._steps) >= _KINDS_KEPT:
                 del self._steps[next(iter(self._steps))]  # the first that was made
             self._steps[kind] = steps
@@ -305,29 +331,37 @@ class _Steps:
         like: Any,
         shard: VocabShard,
         layout: str,
+        transform: Transform | None,
         plan: Plan,
         buffers: Callable[[], _Buffers] | None,
         tokens: Any,
     ) -> _Steps:
         """The steps for rows >= 1 of logits like ``like``, in the leading parts of ``buffers`` or in fresh memory."""
+        left, applied_before = (), None
+        if hasattr(module, "prepare_scan"):
+            like, left = transformed(module, like, transform)
+            applied_before = transform if transform is not None and not transform.is_identity and not left else None
         alone = shard.tp_size == 1 and like.strides[1] == like.itemsize and plan.in_one_kernel()
         if alone and hasattr(module, "prepare_tokens"):
-            return cls(whole=module.prepare_tokens(like, shard, tokens))
+            return cls(whole=_after(applied_before, module.prepare_tokens(like, shard, tokens, *left)))
         rows = len(like)
         splits = plan.splits(rows)
         lines, numbers = candidates_shape(rows, layout, splits)
         memory = buffers() if buffers else _Buffers.fresh(like, rows * splits, shard.tp_size, layout)
         candidates = memory.candidates[: lines * numbers].reshape(lines, numbers)
         gathered = memory.gathered[: shard.tp_size * lines * numbers].reshape(-1, numbers)
-        if hasattr(module, "prepare_scan"):
-            scan = module.prepare_scan(like, shard, layout, splits, candidates)
-            return cls(scan, module.prepare_pick(gathered, rows, tokens), candidates, gathered)
-        return cls(
-            lambda logits, out: module.local_argmax_candidates(logits, shard, layout, splits, out),
-            lambda gathered, out: module.pick_from_candidates(gathered, rows, out),
-            candidates,
-            gathered,
-        )
+        if not hasattr(module, "prepare_scan"):
+
+            def scan(logits: Any, out: Any) -> None:
+                logits, left = transformed(module, logits, transform)
+                module.local_argmax_candidates(logits, shard, layout, splits, out, *left)
+
+            def pick(gathered: Any, out: Any) -> None:
+                module.pick_from_candidates(gathered, rows, out)
+
+            return cls(scan, pick, candidates, gathered)
+        scan = _after(applied_before, module.prepare_scan(like, shard, layout, splits, candidates, *left))
+        return cls(scan, module.prepare_pick(gathered, rows, tokens), candidates, gathered)
 
     def enqueue(self, logits: Any, comm: Any, tokens: Any) -> None:
         """Write the tokens of ``logits`` to ``tokens``."""
@@ -340,11 +374,19 @@ class _Steps:
         self.pick(self.gathered, tokens)
 
 
-def _facts(function: str, shard: VocabShard, layout: str, dtype: Any, **more: int) -> dict[str, Any]:
+def _after(transform: Transform | None, launch: Any) -> Any:
+    """A packed launch over transformed logits, for a backend that does not apply the transform itself."""
+    return launch if transform is None else lambda logits, out: launch(apply(transform, logits), out)
+
+
+def _facts(
+    function: str, shard: VocabShard, layout: str, transform: Transform | None, dtype: Any, **more: int
+) -> dict[str, Any]:
     """What ranks must have alike, in words that a message can use."""
     return {
         "function": function,
         **more,
+        "transform": str(transform),
         "dtype": str(dtype),
         "layout": layout,
         "tp_size": shard.tp_size,
@@ -362,6 +404,15 @@ def _check_capturable(comm: Any) -> None:
         raise ValueError(
             f"collectives over transport {getattr(comm, 'transport', '?')!r} cannot be captured; "
             f"use vpa.comm.from_mpi('nccl'), or call without capturing"
+        )
+
+
+def _check_applied(module: ModuleType, transform: Transform | None) -> None:
+    """Raise where a transform would be applied by a pass of its own, whose memory a graph would not keep."""
+    if transform is not None and not transform.is_identity and not getattr(module, "TRANSFORMS", False):
+        raise ValueError(
+            "this backend does not apply a transform in its scan, so that no CUDA graph can hold the call; "
+            "use backend='raw'"
         )
 
 

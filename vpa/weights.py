@@ -1,4 +1,7 @@
-"""A rank's rows of a language model's head in a safetensors file: it reads its part of the vocabulary only."""
+"""Weights: a rank's rows of a head, and small tensors, in a safetensors file; and seeded ones in their place.
+
+A rank reads, or makes, its part of the vocabulary only.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +69,63 @@ def read_shard(head: HeadFile, shard: VocabShard) -> np.ndarray:
     for start, count, first_id in shard.ranges:
         weight[start : start + count] = read_rows(head, first_id, count)
     return weight
+
+
+def read_vector(path: str, tensor: str, shard: VocabShard) -> np.ndarray:
+    """The numbers of a shard's ids in a tensor [vocab_size], as [shard.width]; those of padding are zero.
+
+    Raises ``ValueError`` in one line where the tensor is missing, or not of one number for each id.
+    """
+    with _open(path) as file:
+        names = sorted(file.keys())
+        if tensor not in names:
+            raise ValueError(f"{path} has no tensor {tensor!r}; it has {_some(names)}")
+        entry = file.get_slice(tensor)
+        if tuple(entry.get_shape()) != (shard.vocab_size,) or entry.get_dtype() not in _DTYPES:
+            raise ValueError(
+                f"tensor {tensor!r} of {path} is {entry.get_dtype()}{list(entry.get_shape())}; "
+                f"[{shard.vocab_size}] of {', '.join(_DTYPES)} is accepted"
+            )
+        vector = np.zeros(shard.width, entry[:0].dtype)
+        for start, count, first_id in shard.ranges:
+            vector[start : start + count] = entry[first_id : first_id + count]
+    return vector
+
+
+def read_tensor(path: str, tensor: str) -> np.ndarray:
+    """A whole tensor; ``ValueError`` in one line where it is missing or not of bf16, fp16 or fp32."""
+    with _open(path) as file:
+        names = sorted(file.keys())
+        if tensor not in names:
+            raise ValueError(f"{path} has no tensor {tensor!r}; it has {_some(names)}")
+        dtype = file.get_slice(tensor).get_dtype()
+        if dtype not in _DTYPES:
+            raise ValueError(f"tensor {tensor!r} of {path} is {dtype}; {', '.join(_DTYPES)} are accepted")
+        return file.get_tensor(tensor)
+
+
+def seeded_rows(seed: int, first: int, count: int, width: int) -> np.ndarray:
+    """Rows ``first .. first + count - 1`` of a seeded matrix, fp32 [count, width], bell-shaped with variance 1.
+
+    A row is a function of seed and number alone: however rows are shared out, the matrix is the same. Numbers are
+    sums of the four 16-bit fields of Philox's words (Salmon et al., SC 2011).
+    """
+    counters = -(-width // 4)  # of four words each
+    rows = np.empty((count, width), np.float32)
+    step = max(_SEEDED_WORDS // (4 * counters or 1), 1)
+    for done in range(0, count, step):
+        part = rows[done : done + step]
+        generator = np.random.Philox(key=seed % 2**64).advance((first + done) * counters)
+        words = generator.random_raw(len(part) * counters * 4).reshape(len(part), -1)[:, :width]
+        total = np.zeros(part.shape, np.int32)
+        for field in range(4):
+            total += (words >> np.uint64(16 * field)).astype(np.uint16)
+        part[...] = (total - 131070).astype(np.float32) * np.float32(3**0.5 * 2.0**-16)
+    return rows
+
+
+#: Random words made at once.
+_SEEDED_WORDS = 1 << 20
 
 
 def _open(path: str):

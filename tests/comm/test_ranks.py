@@ -441,3 +441,10 @@ def test_a_communicator_of_ones_own_needs_four_members(ranks):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("True") == 4
     assert done.stdout.count("ranks call with different rows: rank 0 has 5, rank 1 has 4") == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_drafts_over_real_ranks(ranks, count):
+    done = ranks(count, [HERE / "ranks" / "drafters.py"], timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"agree: {count}" in done.stdout

@@ -10,6 +10,7 @@ import numpy as np
 from vpa import VocabShard
 from vpa.backends import launches
 from vpa.order import LOGITS_DTYPES
+from vpa.transform import Transform
 
 Variant = tuple[str, tuple[tuple[str, int], ...]]
 
@@ -48,6 +49,13 @@ def _scans():
         for shard, rows, layout in ((shards[1], 8, "packed"), (shards[1], 9, "pairs"), (shards[-1], 8, "pairs")):
             yield launches.scan(np.empty((rows, shard.width), dtype, order="F"), shard, layout, 8, None)
         yield launches.scan(np.empty((1024, 500), dtype, order="F"), shards[0], "packed", 8, None)
+        yield launches.scan(np.zeros((1, 32768), dtype), shards[1], "packed", 8, None, Transform(scale=-0.5))
+        capped = Transform(scale=2, soft_cap=30)
+        for width, shard in ((500, shards[0]), (262144, shards[2])):  # held in registers, and walked
+            yield launches.scan(np.zeros((1, width), dtype), shard, "packed", 8, None, capped)
+        yield launches.tokens(np.zeros((1, 32768), dtype), shards[1], None, capped)
+        yield launches.scan(np.zeros((1, 65536), dtype)[:, ::2], shards[1], "packed", 8, None, capped)
+        yield launches.scan(np.empty((9, 32768), dtype, order="F"), shards[1], "packed", 8, None, capped)
 
 
 def _picks():

@@ -15,6 +15,7 @@ import numpy as np
 
 from vpa import plan
 from vpa.order import LOGITS_DTYPES
+from vpa.transform import Transform
 from vpa.vocab import VocabShard, split_chunk
 
 #: VPA_DTYPE of ``kernels/order.cuh``.
@@ -22,6 +23,10 @@ DTYPE_CODES = {LOGITS_DTYPES["bfloat16"]: 0, LOGITS_DTYPES["float16"]: 1, LOGITS
 
 #: Rows from which on a column-major array is read by columns: 32 bytes of fp32, half of that of 16-bit logits, at once.
 SIDE_BY_SIDE = 8
+
+#: 16-byte loads that a thread has in flight where logits are transformed: arithmetic takes the time there. Unrolled
+#: over more, its code takes ten seconds to compile, and on AMD's targets more registers than there are.
+TRANSFORMED_LOADS = 1
 
 #: Blocks of a cluster that every GPU with clusters takes.
 MAX_CLUSTER = 8
@@ -55,7 +60,9 @@ class ScanShape:
     once: bool
 
 
-def scan_shape(columns: int, dtype: np.dtype, contiguous: bool, most_threads: int = plan.THREADS) -> ScanShape:
+def scan_shape(
+    columns: int, dtype: np.dtype, contiguous: bool, most_threads: int = plan.THREADS, most_loads: int = plan.LOADS
+) -> ScanShape:
     """The shape for splits of ``columns`` columns: 256 threads, fewer where a split has no work for them, more where
     that many are allowed and a split does not fit into the registers of fewer.
 
@@ -66,18 +73,26 @@ def scan_shape(columns: int, dtype: np.dtype, contiguous: bool, most_threads: in
     threads = min(max(-(-work // 32) * 32, 32), plan.THREADS)
     if not contiguous:
         return ScanShape(threads, 1, False)
-    while threads < most_threads and work > threads * plan.LOADS:
+    while threads < most_threads and work > threads * most_loads:
         threads *= 2
     for loads in (1, 2, plan.LOADS):
-        if work <= threads * loads:
+        if loads <= most_loads and work <= threads * loads:
             return ScanShape(threads, loads, True)
-    return ScanShape(threads, 2, False)
+    return ScanShape(threads, min(most_loads, 2), False)
 
 
-def local_argmax_candidates(run: Run, logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> None:
+def local_argmax_candidates(
+    run: Run,
+    logits: Any,
+    shard: VocabShard,
+    layout: str,
+    splits: int,
+    out: Any,
+    transform: Transform | None = None,
+) -> None:
     """Write the best candidate of each split of each row of ``logits`` [rows, width] to ``out`` (``layout``)."""
     if len(logits):
-        run(scan(logits, shard, layout, splits, out))
+        run(scan(logits, shard, layout, splits, out, transform))
 
 
 def pick_from_candidates(run: Run, gathered: Any, num_rows: int, out: Any) -> None:
@@ -86,18 +101,20 @@ def pick_from_candidates(run: Run, gathered: Any, num_rows: int, out: Any) -> No
         run(pick(gathered, num_rows, out))
 
 
-def scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Launch:
+def scan(
+    logits: Any, shard: VocabShard, layout: str, splits: int, out: Any, transform: Transform | None = None
+) -> Launch:
     """The launch of a scan over ``logits`` [rows >= 1, width]: by columns where rows lie side by side, else by rows."""
     row_stride, column_stride = map(abs, logits.strides)
     if 0 < row_stride < column_stride and len(logits) >= SIDE_BY_SIDE:
-        return scan_by_columns(logits, shard, layout, splits, out)
-    return scan_by_rows(logits, shard, layout, splits, out)
+        return scan_by_columns(logits, shard, layout, splits, out, transform)
+    return scan_by_rows(logits, shard, layout, splits, out, transform)
 
 
-def tokens(logits: Any, shard: VocabShard, out: Any) -> Launch:
+def tokens(logits: Any, shard: VocabShard, out: Any, transform: Transform | None = None) -> Launch:
     """The launch that does it all for a vocabulary on one rank, [rows >= 1, width]: a block takes a whole row, and
     writes its id to ``out`` int64 [rows]."""
-    return scan_by_rows(logits, shard, "ids", 1, out, most_threads=plan.MAX_THREADS)
+    return scan_by_rows(logits, shard, "ids", 1, out, transform, most_threads=plan.MAX_THREADS)
 
 
 def scan_by_rows(
@@ -106,6 +123,7 @@ def scan_by_rows(
     layout: str,
     splits: int,
     out: Any,
+    transform: Transform | None = None,
     *,
     most_threads: int = plan.THREADS,
     cluster: bool = False,
@@ -116,8 +134,9 @@ def scan_by_rows(
     """
     chunk = split_chunk(shard.num_valid, splits)
     contiguous = logits.strides[1] == logits.dtype.itemsize
-    shape = scan_shape(min(chunk, shard.num_valid), logits.dtype, contiguous, most_threads)
-    defines = _scan_defines(logits, shard, layout, splits)
+    most_loads = plan.LOADS if transform is None or transform.is_identity else TRANSFORMED_LOADS
+    shape = scan_shape(min(chunk, shard.num_valid), logits.dtype, contiguous, most_threads, most_loads)
+    defines = _scan_defines(logits, shard, layout, splits, transform)
     defines.update(contiguous=int(contiguous), threads=shape.threads, loads=shape.loads, once=int(shape.once))
     defines["cluster"] = int(cluster)
     blocks = _checked_grid(len(logits) * splits, f"{len(logits)} rows of {splits} splits")
@@ -125,15 +144,18 @@ def scan_by_rows(
     return Launch("local_argmax_candidates", defines, blocks, shape.threads, args)
 
 
-def scan_by_columns(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Launch:
+def scan_by_columns(
+    logits: Any, shard: VocabShard, layout: str, splits: int, out: Any, transform: Transform | None = None
+) -> Launch:
     """The launch of a scan whose neighbouring threads read neighbouring rows."""
     rows, chunk, itemsize = len(logits), split_chunk(shard.num_valid, splits), logits.dtype.itemsize
-    wide = _in_whole_loads(logits)
+    # As for TRANSFORMED_LOADS: 16 bytes of rows a thread do not fit its registers.
+    wide = _in_whole_loads(logits) and (transform is None or transform.is_identity)
     lanes = _lanes(rows) if wide else SIDE_BY_SIDE
     loads = 8 if rows >= 1024 and itemsize == 2 and len(shard.ranges) <= 1 else 4  # more would not fit into registers
     groups = -(-max(min(chunk, shard.num_valid), 1) // loads)
     threads = min(-(-groups * lanes // 32) * 32, plan.MAX_THREADS if lanes == 1 else 512)
-    defines = _scan_defines(logits, shard, layout, splits)
+    defines = _scan_defines(logits, shard, layout, splits, transform)
     defines.update(threads=threads, wide=int(wide), lanes=lanes, loads=loads)
     tile = lanes * (16 // itemsize if wide else 1)
     blocks = _checked_grid(-(-rows // tile) * splits, f"{rows} rows of {splits} splits")
@@ -155,8 +177,18 @@ def _in_whole_loads(logits: Any) -> bool:
     return side_by_side and address % 16 == 0 and logits.strides[1] % 16 == 0
 
 
-def _scan_defines(logits: Any, shard: VocabShard, layout: str, splits: int) -> dict[str, int]:
+def _scan_defines(
+    logits: Any, shard: VocabShard, layout: str, splits: int, transform: Transform | None
+) -> dict[str, int]:
+    """What a scan of any walk is compiled with. A transform is a part of it: a model has one for all its calls."""
+    transform_defines = {}
+    if transform is not None and not transform.is_identity:
+        scale, soft_cap = (
+            int(np.float32(number or 0).view(np.uint32)) for number in (transform.scale, transform.soft_cap)
+        )
+        transform_defines = {"transform": 1, "scale": scale, "soft_cap": soft_cap}
     return {
+        **transform_defines,
         "dtype": DTYPE_CODES[logits.dtype],
         "write": ("packed", "pairs", "ids").index(layout),  # VPA_WRITE of split.cuh
         "splits": splits,

@@ -14,7 +14,11 @@ import itertools
 import numpy as np
 
 from vpa import order
+from vpa.transform import Transform, apply
 from vpa.vocab import VocabShard, split_runs
+
+#: ``local_argmax_candidates`` takes a ``transform``.
+TRANSFORMS = True
 
 #: Bytes of logits handled per NumPy call: enough to hide the call's cost, few enough to stay in cache for both passes.
 _BLOCK_BYTES = 1 << 21
@@ -27,18 +31,31 @@ _WORDS = {
 }
 
 
-def local_argmax_candidates(logits: np.ndarray, shard: VocabShard, layout: str, splits: int, out: np.ndarray) -> None:
-    """Write the best candidate of each split of each row of ``logits`` [rows, width] to ``out`` (``layout``)."""
+def local_argmax_candidates(
+    logits: np.ndarray,
+    shard: VocabShard,
+    layout: str,
+    splits: int,
+    out: np.ndarray,
+    transform: Transform | None = None,
+) -> None:
+    """Write the best candidate of each split of each row of ``logits`` [rows, width] to ``out`` (``layout``).
+
+    transform: applied to each block of rows while it is in cache; padding is not transformed either.
+    """
     packed = out if layout == "packed" else np.empty((len(logits), splits), np.uint64)
     packed[...] = order.NO_CANDIDATE
     signed, unsigned, infinity = _WORDS[logits.dtype]
     words = logits.view(signed)  # integers are quicker to index than ml_dtypes' bfloat16, too
+    identity = transform is None or transform.is_identity
     for split, start, count, first_id, repeats in _equal_runs(shard, splits):
         step = max(_BLOCK_BYTES // (count * repeats * logits.itemsize), 1)
         first_ids = first_id + count * np.arange(repeats)
         for row in range(0, len(logits), step):
-            block = words[row : row + step, start : start + count * repeats].reshape(-1, repeats, count)
-            columns, best = _argmax(block, unsigned, infinity)
+            block = words[row : row + step, start : start + count * repeats]
+            if not identity:
+                block = apply(transform, block.view(logits.dtype)).view(signed)
+            columns, best = _argmax(block.reshape(-1, repeats, count), unsigned, infinity)
             candidates = order.pack(order.keys(best.view(logits.dtype)), first_ids + columns)
             target = packed[row : row + step, split : split + repeats]
             np.maximum(target, candidates, out=target)

@@ -8,7 +8,11 @@ from typing import Any
 from vpa.backends import launches
 from vpa.backends.launcher import Prepared
 from vpa.plan import MAX_THREADS
+from vpa.transform import Transform
 from vpa.vocab import VocabShard
+
+#: ``local_argmax_candidates`` and what is prepared take a ``transform``.
+TRANSFORMS = True
 
 
 def run(launch: launches.Launch, overlap: bool = True) -> None:
@@ -20,9 +24,17 @@ local_argmax_candidates = functools.partial(launches.local_argmax_candidates, ru
 pick_from_candidates = functools.partial(launches.pick_from_candidates, run)
 
 
-def prepare_scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any, overlap: bool = True) -> Prepared:
+def prepare_scan(
+    logits: Any,
+    shard: VocabShard,
+    layout: str,
+    splits: int,
+    out: Any,
+    transform: Transform | None = None,
+    overlap: bool = True,
+) -> Prepared:
     """``local_argmax_candidates`` packed once, for calls with other ``(logits, out)`` of the same kind; rows >= 1."""
-    return Prepared(launches.scan(logits, shard, layout, splits, out), overlap)
+    return Prepared(launches.scan(logits, shard, layout, splits, out, transform), overlap)
 
 
 def prepare_pick(gathered: Any, num_rows: int, out: Any, overlap: bool = True) -> Prepared:
@@ -30,9 +42,9 @@ def prepare_pick(gathered: Any, num_rows: int, out: Any, overlap: bool = True) -
     return Prepared(launches.pick(gathered, num_rows, out), overlap)
 
 
-def prepare_tokens(logits: Any, shard: VocabShard, out: Any) -> Prepared:
+def prepare_tokens(logits: Any, shard: VocabShard, out: Any, transform: Transform | None = None) -> Prepared:
     """Scan and pick of a vocabulary on one rank in one kernel, for calls with other ``(logits, out)``; rows >= 1."""
-    return Prepared(launches.tokens(logits, shard, out))
+    return Prepared(launches.tokens(logits, shard, out, transform))
 
 
 def prepare_scan_in_cluster(logits: Any, shard: VocabShard, layout: str, blocks: int, out: Any) -> Prepared:

@@ -12,6 +12,9 @@ from vpa import kernels
 from vpa.backends import launches
 from vpa.backends.simt import Kernel, RawModule
 
+#: ``local_argmax_candidates`` takes a ``transform``.
+TRANSFORMS = True
+
 
 def run(launch: launches.Launch) -> None:
     """Run a launch to its end; the first of a kernel compiles it, or takes it from the user's cache folder."""

@@ -66,10 +66,12 @@ def row_of(
     kernels: float | None = None,
     samples: np.ndarray | None = None,
     skipped: str = "",
+    bytes_moved: int | None = None,
 ) -> Row:
     """A row of the record. Every rank makes the same: ``wrong`` and ``samples`` are those of all ranks.
 
-    part, strides: where an experiment times parts of its arms, and several layouts of memory; else empty.
+    part, strides: where an experiment has parts of its arms, and several layouts of memory; else empty. bytes_moved:
+    that a rank has after the gather, where an experiment compares that.
     """
     shard = job.shards[0]
     return {
@@ -78,5 +80,5 @@ def row_of(
         "mode": mode, "cache": cache, "arm": arm, "part": part, "strides": strides, "external": external,
         "kernels": kernels, "wrong": wrong, "skipped": skipped, "calls": calls,
         "samples_us": [] if samples is None else [round(float(sample), 3) for sample in samples],
-        "median_us": None if samples is None else round(float(np.median(samples)), 3),
+        "median_us": None if samples is None else round(float(np.median(samples)), 3), "bytes_moved": bytes_moved,
     }  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from vpa import drafters
 from vpa.arrays import LAYOUTS, check_layout
 from vpa.backends import BACKENDS
 from vpa.bench.families import FAMILIES
@@ -24,7 +25,7 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", **{name
 
 
 #: Kinds of experiment: modules of ``vpa.bench`` with a function ``run``.
-KINDS = ("headline", "numpy_backend", "compare")
+KINDS = ("headline", "numpy_backend", "compare", "draft")
 
 #: Kinds that one process runs, which emulates the ranks.
 ONE_PROCESS = ("compare",)
@@ -36,6 +37,13 @@ COMMS = ("auto", "nccl", "mpi", "emulated")
 #: A fixed number, not the memory that is free: every rank has to decide alike.
 MAX_LOGITS = 2**30
 
+#: Settings that only some kinds have: those kinds, the option of the command line, and what others have instead.
+_OF_KINDS: dict[str, tuple[tuple[str, ...], str, Any]] = {
+    "families": (("headline", "numpy_backend", "compare"), "", ()),
+    "drafters": (("draft",), " (--family)", ()),
+    "draft_tokens": (("draft",), " (--draft-tokens)", None),
+}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -43,7 +51,8 @@ class Settings:
 
     rows: batch sizes. vocab: vocabulary size. dtypes: of the logits; the first one has the most times. tp: ranks
     that one process emulates, if it runs alone. calls: calls of a timed sample. rounds: samples. families: see
-    ``vpa.bench.families``. The rest: see ``python -m vpa.run --help``.
+    ``vpa.bench.families``. drafters, draft_tokens, hidden_size, intermediate_size: see ``vpa.bench.draft``. The rest:
+    see ``python -m vpa.run --help``.
     """
 
     experiment: str
@@ -53,6 +62,7 @@ class Settings:
     vocab: int
     dtypes: tuple[str, ...]
     families: tuple[str, ...]
+    drafters: tuple[str, ...]
     tp: int
     calls: int
     rounds: int
@@ -63,6 +73,9 @@ class Settings:
     check_only: bool = False
     lm_head: str | None = None
     hidden: str | None = None
+    draft_tokens: int | None = None
+    hidden_size: int = 256
+    intermediate_size: int = 512
 
 
 class UsageError(ValueError):
@@ -111,6 +124,8 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
         if key not in fields:
             raise UsageError(f"{name}: no setting {key!r}; there are {', '.join(fields)}")
         merged[key] = _checked(key, value)
+    if merged.get("kind") in KINDS:
+        _check_of_kinds(name, merged)
     missing = [key for key, field in fields.items() if key not in merged and field.default is dataclasses.MISSING]
     if missing:
         raise UsageError(f"{name}: {', '.join(missing)} missing")
@@ -126,9 +141,24 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
             f"{rows} rows of vocabulary {settings.vocab}, padded for {settings.tp} ranks, are up to {rows * columns} "
             f"logits; at most {MAX_LOGITS} are accepted: give fewer rows or a smaller vocabulary"
         )
+    if settings.kind == "draft" and settings.lm_head is None and settings.vocab * settings.hidden_size > MAX_LOGITS:
+        raise UsageError(
+            f"an embedding of {settings.vocab} ids and hidden size {settings.hidden_size} has "
+            f"{settings.vocab * settings.hidden_size} numbers; at most {MAX_LOGITS} are accepted: give fewer ids"
+        )
     if settings.hidden is not None and settings.lm_head is None:
         raise UsageError("--hidden goes with --lm-head: hidden states are multiplied by a head")
     return dataclasses.replace(settings, dtypes=tuple(DTYPE_NAMES[dtype] for dtype in settings.dtypes))
+
+
+def _check_of_kinds(name: str, merged: dict[str, Any]) -> None:
+    """Refuse settings that the experiment's kind has no use for, and let it be without them."""
+    for key, (kinds, option, default) in _OF_KINDS.items():
+        if merged["kind"] in kinds:
+            continue
+        if key in merged:
+            raise UsageError(f"{name}: {key}{option} goes with {', '.join(kinds)}; this is {merged['kind']}")
+        merged[key] = default
 
 
 #: Settings that are one of a few words, and those words.
@@ -140,14 +170,19 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 }
 
 #: Settings that are counts, and the most of each. tp: ranks that one process plays one after another. calls: nodes of
-#: one CUDA graph, each with memory of its own. rounds: samples that a record holds.
-_COUNTS = {"vocab": MAX_VOCAB_SIZE, "tp": 1024, "calls": 10_000, "rounds": 10_000}
+#: one CUDA graph, each with memory of its own. rounds: samples that a record holds. hidden_size, intermediate_size: of
+#: a drafter's step, whose matrices every rank has whole.
+_COUNTS = {
+    "vocab": MAX_VOCAB_SIZE, "tp": 1024, "calls": 10_000, "rounds": 10_000, "draft_tokens": 1024, "hidden_size": 16384,
+    "intermediate_size": 65536,
+}  # fmt: skip
 
 #: Settings that are lists, and the test and description of an entry.
 _LISTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rows": (lambda entry: _is_integer(entry) and 0 <= entry <= MAX_LOGITS, f"integers from 0 to {MAX_LOGITS}"),
     "dtypes": (lambda entry: entry in DTYPE_NAMES, ", ".join(DTYPE_NAMES)),
     "families": (lambda entry: entry in FAMILIES, ", ".join(FAMILIES)),
+    "drafters": (lambda entry: entry in drafters.FAMILIES, ", ".join(drafters.FAMILIES)),
 }
 
 

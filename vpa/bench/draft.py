@@ -1,0 +1,176 @@
+"""A draft loop with the local argmax and with the full gather: tokens at every position, times and bytes of a step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from vpa import weights
+from vpa.arrays import LAYOUTS
+from vpa.bench import timing
+from vpa.bench.experiment import Progress, Row, row_of
+from vpa.bench.inputs import HeadInput
+from vpa.bench.job import Job, to_host, wait, wrong_rows
+from vpa.bench.settings import Settings
+from vpa.draft import draft_by, full_selection
+from vpa.drafters import NemotronHMTP, seeded_drafter, validate_local_argmax_reduction
+from vpa.logits import LogitsProcessor, ParallelLMHead, gathered_bytes
+from vpa.mtp import mixed
+from vpa.order import LOGITS_DTYPES
+
+FULL, LOCAL, NO_HEAD = "full gather", "local argmax", "floor: no head"
+
+#: Tokens that a family drafts at a time, where none are asked for.
+DRAFT_TOKENS = {"nemotron-h": 7, "deepseek": 3, "deepseek-v3.2": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """What a loop starts from, of the largest batch: hidden states, last tokens and their positions, from 0 on."""
+
+    hidden: Any
+    token_ids: Any
+    positions: Any
+
+    def of(self, rows: int) -> dict[str, Any]:
+        """The arguments of a loop over the first rows."""
+        return {"token_ids": self.token_ids[:rows], "positions": self.positions[:rows]}
+
+
+def run(settings: Settings, job: Job, source: HeadInput | None, progress: Progress) -> Iterator[Row]:
+    """Rows of the record: of every family and dtype the tokens of both arms at every position, checked against the
+    oracle over the same logits; then, unless ``check_only``, the times of a step in the first dtype."""
+    for dtype in settings.dtypes:
+        for family in settings.drafters:
+            progress(f"making {family} in {dtype}")
+            drafter = _drafter(settings, job, source, family, dtype)
+            validate_local_argmax_reduction(drafter)
+            count = settings.draft_tokens or DRAFT_TOKENS[family]
+            given = _given(settings, job, source, drafter)
+            for rows in settings.rows:
+                progress(f"checking {rows} rows of {family} in {dtype}")
+                wrong, drafts = _checked(job, drafter, given, rows, count)
+                for arm, by_position in wrong.items():
+                    for position, tokens in enumerate(by_position):
+                        part = f"position {position}"
+                        yield row_of(settings, job, rows, dtype, family, arm, job.total(int(tokens)), part=part)
+                if rows and not settings.check_only and dtype == settings.dtypes[0]:
+                    progress(f"timing {rows} rows of {family} in {dtype}")
+                    yield from _timed(settings, job, drafter, given, rows, drafts, family, dtype)
+
+
+def _checked(job: Job, drafter: Any, given: _Given, rows: int, count: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Wrong tokens of each arm at each position, and the right drafts [rows, count].
+
+    All of one position pick from the same logits, which are computed once; the next position follows the right token.
+    """
+    drafter = _remembering(drafter)
+    wrong = {arm: np.zeros(count, np.int64) for arm in (FULL, LOCAL)}
+    full = full_selection(drafter)
+
+    def select(hidden: Any, step: int) -> Any:
+        parts = drafter.compute_logits_local(hidden, step)
+        right = job.full_argmax(dict(zip(job.played, parts if isinstance(parts, list) else [parts], strict=True)))
+        for arm, way in ((FULL, full), (LOCAL, drafter.get_top_tokens)):
+            wrong[arm][step] = wrong_rows(to_host(way(hidden, step)), right)
+        return job.place(right)
+
+    drafts = draft_by(select, drafter, given.hidden[:rows], count, **given.of(rows))
+    return wrong, to_host(drafts)
+
+
+def _timed(
+    settings: Settings, job: Job, drafter: Any, given: _Given, rows: int, drafts: np.ndarray, family: str, dtype: str
+) -> Iterator[Row]:
+    """The time of a step: that of a whole loop divided by its positions. What is timed is checked, token by token."""
+    hidden, count = given.hidden[:rows], drafts.shape[1]
+    ways: dict[str, Callable[[Any, int], Any]] = {
+        FULL: full_selection(drafter),
+        LOCAL: drafter.get_top_tokens,
+        NO_HEAD: lambda hidden, step: given.token_ids[:rows],
+    }
+
+    def loop(way: Callable[[Any, int], Any]) -> Callable[[], Any]:
+        return lambda: draft_by(way, drafter, hidden, count, **given.of(rows))
+
+    loops = {arm: loop(way) for arm, way in ways.items()}
+    wrong = {arm: job.total(wrong_rows(to_host(loops[arm]()), drafts)) for arm in (FULL, LOCAL)}
+    on_host = job.library is np
+    samples = timing.time_called(
+        loops, settings.calls, settings.rounds, job.comm.barrier, (lambda: None) if on_host else wait
+    )
+    moved = _bytes_moved(job, drafter, rows, settings.layout)
+    for arm in loops:
+        yield row_of(
+            settings, job, rows, dtype, family, arm, wrong.get(arm), mode="host" if on_host else "eager", cache="hot",
+            gather="excluded" if job.emulated else "included", calls=settings.calls * count,
+            samples=job.largest(samples[arm]) / count, bytes_moved=moved.get(arm),
+        )  # fmt: skip
+
+
+def _bytes_moved(job: Job, drafter: Any, rows: int, layout: str) -> dict[str, int]:
+    """Bytes of all ranks' contributions that a rank has after the gather of one step; none where there is one rank."""
+    if job.tp_size == 1:
+        return {FULL: 0, LOCAL: 0}
+    head = drafter.head_of(0)
+    one = head if isinstance(head, ParallelLMHead) else head[0]
+    numbers, dtype = LAYOUTS[layout]
+    splits = job.plan(one.weight).splits(rows)
+    return {FULL: gathered_bytes(head, rows), LOCAL: job.tp_size * rows * splits * numbers * dtype.itemsize}
+
+
+def _drafter(settings: Settings, job: Job, source: HeadInput | None, family: str, dtype: str) -> Any:
+    """A drafter of seeded weights; with a head's file, of that head, whose rows embed the tokens too."""
+    processor = LogitsProcessor(job.comm, layout=settings.layout, backend=job.backend)
+    rank = None if job.emulated else job.comm.rank
+    sizes = {"intermediate_size": settings.intermediate_size, "dtype": dtype, "library": job.library}
+    if source is None:
+        return seeded_drafter(
+            family, job.shards, processor, rank=rank, seed=settings.seed, hidden_size=settings.hidden_size, **sizes
+        )
+    where = f"{source.head.path}:{source.head.tensor}"
+    heads = [ParallelLMHead.load(where, job.shards, one, dtype=dtype, library=job.library) for one in job.played]
+    embedding = weights.read_rows(source.head, 0, source.head.vocab_size).astype(LOGITS_DTYPES[dtype])
+    return seeded_drafter(
+        family, job.shards, processor, rank=rank, seed=settings.seed, hidden_size=source.head.hidden_size, **sizes,
+        head=heads if job.emulated else heads[0], embedding=job.place(embedding),
+    )  # fmt: skip
+
+
+def _given(settings: Settings, job: Job, source: HeadInput | None, drafter: Any) -> _Given:
+    rows, (vocab_size, hidden_size) = max(settings.rows), drafter.embedding.shape
+    hidden = weights.seeded_rows(mixed(settings.seed, 3), 0, rows, hidden_size)
+    if source is not None and source.hidden is not None:
+        hidden = source.hidden[:rows]
+    hidden = hidden.astype(drafter.embedding.dtype)
+    rng = np.random.default_rng(mixed(settings.seed, 4))
+    token_ids = rng.integers(0, vocab_size, rows)
+    return _Given(job.place(hidden), job.place(token_ids), job.place(np.arange(rows)))
+
+
+class _Remembering(ParallelLMHead):
+    """A head that gives its last product again for the same hidden states: arms pick from the very same logits."""
+
+    def product(self, hidden: Any) -> Any:
+        words = to_host(hidden.view(f"u{hidden.itemsize}"))
+        last = self.__dict__.get("last")
+        if last is None or not np.array_equal(last[0], words):
+            last = words, super().product(hidden)
+            object.__setattr__(self, "last", last)
+        return last[1]
+
+
+def _remembering(drafter: Any) -> Any:
+    """The same drafter with heads that remember."""
+
+    def head(given: Any) -> Any:
+        if not isinstance(given, ParallelLMHead):
+            return [head(one) for one in given]
+        return _Remembering(given.weight, given.shards, given.rank, given.bias)
+
+    if isinstance(drafter, NemotronHMTP):
+        return dataclasses.replace(drafter, lm_head=head(drafter.lm_head))
+    return dataclasses.replace(drafter, heads={number: head(given) for number, given in drafter.heads.items()})

@@ -1,0 +1,68 @@
+"""Matrix products as a drafter's parts take them: accumulated in fp32, the bias added there, rounded once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vpa import arrays
+from vpa.order import LOGITS_DTYPES
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """``x -> x @ weight.T + bias``. weight: [outputs, inputs], bf16, fp16 or fp32; bias: [outputs], or None.
+
+    ``TypeError`` or ``ValueError`` for arrays of other shapes and dtypes, or of two libraries.
+    """
+
+    weight: Any
+    bias: Any = None
+    _wide: Any = field(init=False, repr=False)  # the weight in fp32: NumPy has no fast product of 16-bit numbers
+
+    def __post_init__(self) -> None:
+        check_floats("weight", self.weight, 2)
+        if self.bias is not None:
+            check_floats("bias", self.bias, 1, like=self.weight)
+            if self.bias.shape != self.weight.shape[:1]:
+                raise ValueError(f"bias has {len(self.bias)} numbers, the weight {len(self.weight)} rows; one for each")
+        wide = self.weight.astype(np.float32, copy=False) if arrays.is_host(self.weight) else None
+        object.__setattr__(self, "_wide", wide)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.weight.dtype
+
+    def __call__(self, x: Any) -> Any:
+        """[rows, inputs], of any of the dtypes, to [rows, outputs] of the weight's, to which ``x`` is rounded first.
+
+        ``TypeError`` or ``ValueError`` for an ``x`` that does not fit.
+        """
+        check_floats("hidden", x, 2, like=self.weight)
+        if x.shape[1] != self.weight.shape[1]:
+            raise ValueError(f"hidden is [{len(x)}, {x.shape[1]}]; the weight takes [rows, {self.weight.shape[1]}]")
+        if self._wide is None and self.bias is None:
+            return x.astype(self.dtype, copy=False) @ self.weight.T
+        wide = self.weight.astype(np.float32, copy=False) if self._wide is None else self._wide
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaNs are numbers like others
+            product = x.astype(self.dtype, copy=False).astype(np.float32, copy=False) @ wide.T
+            if self.bias is not None:
+                product += self.bias.astype(np.float32, copy=False)
+            return product.astype(self.dtype, copy=False)
+
+
+def check_floats(name: str, array: Any, dimensions: int, like: Any = None) -> None:
+    """Raise unless ``array`` is NumPy's or CuPy's (that of ``like``), bf16, fp16 or fp32, of so many dimensions."""
+    if not hasattr(array, "dtype") or not hasattr(array, "strides"):
+        raise TypeError(f"{name} is a {type(array).__name__}; a NumPy or CuPy array is accepted")
+    if like is not None and arrays.is_host(array) != arrays.is_host(like):
+        raise TypeError(
+            f"{name} is a {arrays.namespace(array).__name__} array, the weight a {arrays.namespace(like).__name__} "
+            f"array; copy one of them"
+        )
+    if array.dtype not in LOGITS_DTYPES.values():
+        raise TypeError(f"{name} is {array.dtype}; {', '.join(LOGITS_DTYPES)} are accepted")
+    if array.ndim != dimensions:
+        raise ValueError(f"{name} has shape {array.shape}; {dimensions} dimensions are accepted")

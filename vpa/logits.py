@@ -1,0 +1,344 @@
+"""From hidden states to logits or tokens: the vocabulary-parallel head, and what is done to its logits.
+
+``LogitsProcessor`` has two ways to a greedy token, and they give the same one: ``compute_logits``, which gathers the
+logits of all ranks, and its argmax; or ``get_top_tokens``, which gathers a few candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vpa import arrays, top_tokens, weights
+from vpa.comm import agree, check_communicator, solo
+from vpa.emulate import emulate_top_tokens
+from vpa.linear import Linear
+from vpa.transform import Transform, apply
+from vpa.vocab import VocabShard, integer
+
+
+@dataclass(frozen=True, eq=False)
+class ParallelLMHead:
+    """One rank's rows of the head.
+
+    weight: [shards[rank].width, hidden_size], bf16, fp16 or fp32, which is the logits' dtype; hidden states are rounded
+        to it. Rows of padding may hold anything.
+    shards: all ranks', which cover the vocabulary; the full gather has to know where the others' columns belong.
+    bias: [width] of any of the dtypes, or None.
+
+    Raises ``TypeError`` or ``ValueError`` for what does not fit.
+    """
+
+    weight: Any
+    shards: tuple[VocabShard, ...]
+    rank: int = 0
+    bias: Any = None
+    _linear: Linear = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shards", _covering(self.shards))
+        object.__setattr__(self, "rank", integer("rank", self.rank))
+        if not 0 <= self.rank < len(self.shards):
+            raise ValueError(f"rank is {self.rank}; with {len(self.shards)} shards it is 0 to {len(self.shards) - 1}")
+        object.__setattr__(self, "_linear", Linear(self.weight, self.bias))
+        if len(self.weight) != self.shard.width:
+            raise ValueError(
+                f"weight is {list(self.weight.shape)}; rank {self.rank} takes [{self.shard.width}, hidden]: a row for "
+                f"each local column, padding too"
+            )
+
+    @classmethod
+    def load(
+        cls,
+        file: str,
+        shards: Sequence[VocabShard],
+        rank: int = 0,
+        *,
+        bias: str | None = None,
+        dtype: Any = None,
+        library: Any = np,
+    ) -> ParallelLMHead:
+        """The rank's rows of a head in ``FILE.safetensors[:TENSOR]``; no other row is read.
+
+        bias: a tensor of the same file. dtype: to round both to; that of the file by default. library: whose arrays
+        hold them. ``ValueError`` where file or tensor do not fit the vocabulary.
+        """
+        shards = _covering(shards)
+        head = weights.find_head(file)
+        if head.vocab_size != shards[0].vocab_size:
+            raise ValueError(
+                f"tensor {head.tensor!r} of {head.path} has {head.vocab_size} rows, the shards a vocabulary of "
+                f"{shards[0].vocab_size}"
+            )
+        weight = weights.read_shard(head, shards[rank])
+        vector = None if bias is None else weights.read_vector(head.path, bias, shards[rank])
+        dtype = weight.dtype if dtype is None else arrays.check_logits_dtype(dtype)
+        placed = [None if a is None else library.asarray(a.astype(dtype, copy=False)) for a in (weight, vector)]
+        return cls(placed[0], shards, rank, placed[1])
+
+    @classmethod
+    def seeded(
+        cls,
+        seed: int,
+        shards: Sequence[VocabShard],
+        rank: int = 0,
+        *,
+        hidden_size: int,
+        dtype: Any = "bfloat16",
+        library: Any = np,
+    ) -> ParallelLMHead:
+        """A head whose row of an id is the same however the vocabulary is cut; its logits have variance about 1."""
+        shards, dtype = _covering(shards), arrays.check_logits_dtype(dtype)
+        weight = np.zeros((shards[rank].width, hidden_size), dtype)
+        for start, count, first_id in shards[rank].ranges:
+            rows = weights.seeded_rows(seed, first_id, count, hidden_size)
+            weight[start : start + count] = (rows * np.float32(hidden_size**-0.5)).astype(dtype)
+        return cls(library.asarray(weight), shards, rank)
+
+    @property
+    def shard(self) -> VocabShard:
+        return self.shards[self.rank]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.weight.shape[1]
+
+    def product(self, hidden: Any) -> Any:
+        """Local logits [B, width] of hidden states [B, hidden_size], with the bias, before any transform."""
+        return self._linear(hidden)
+
+
+#: A head as a processor takes it: this rank's, or a list of all ranks' that one process plays.
+Head = ParallelLMHead | Sequence[ParallelLMHead]
+
+
+@dataclass(frozen=True, eq=False)
+class LogitsProcessor:
+    """What is done to a head's logits, and over which ranks.
+
+    comm: a communicator of as many ranks as the head has shards. With a list of all ranks' heads in place of one head,
+        this process plays every rank, and ``comm`` is a solo one.
+    scale, soft_cap: see ``vpa.Transform``.
+    draft_to_target: int [ids of the head]; draft id ``d`` is id ``d + draft_to_target[d]`` of the target's vocabulary,
+        of ``target_vocab_size`` ids. Target ids have to ascend: then ties fall alike in both vocabularies.
+    layout, backend: as for ``vpa.get_top_tokens``.
+
+    Raises ``TypeError`` or ``ValueError`` for settings that do not fit. ``compute_logits`` and ``get_top_tokens`` are
+    called by every rank, and raise on every rank where one rank's arguments do not fit or ranks' differ.
+    """
+
+    comm: Any = field(default_factory=solo)
+    scale: float = 1.0
+    soft_cap: float | None = None
+    draft_to_target: Any = None
+    target_vocab_size: int | None = None
+    layout: str = "packed"
+    backend: str | None = None
+    transform: Transform = field(init=False)
+    _targets: Any = field(init=False, repr=False)  # target ids of draft ids, int64 of NumPy; None without a map
+
+    def __post_init__(self) -> None:
+        check_communicator(self.comm)
+        arrays.check_layout(self.layout)
+        object.__setattr__(self, "transform", Transform(self.scale, self.soft_cap))
+        object.__setattr__(self, "_targets", _targets_of(self.draft_to_target, self.target_vocab_size))
+
+    def compute_logits_local(self, head: Head, hidden: Any) -> Any:
+        """This rank's transformed logits [B, width], of the head's ids; a list of all ranks' for a list of heads."""
+        taken = arrays.given(hidden, "hidden")
+        parts = [
+            taken.give_back(self._transformed(one.product(taken.array)))
+            for one in _heads(head, self.comm, self._targets)
+        ]
+        return parts[0] if isinstance(head, ParallelLMHead) else parts
+
+    def compute_logits(self, head: Head, hidden: Any) -> Any:
+        """All logits [B, vocab_size], gathered from all ranks, for hidden states [B, hidden_size].
+
+        With a map they are of the target's ids, [B, target_vocab_size]: -inf for those that no draft id has.
+        """
+        taken, parts, error = None, None, None
+        try:
+            taken = arrays.given(hidden, "hidden")
+            heads = _heads(head, self.comm, self._targets)
+            parts = [self._transformed(one.product(taken.array)) for one in heads]
+        except Exception as failure:  # told to the other ranks, then raised
+            error = failure
+        facts = {}
+        if error is None:
+            facts = {
+                "function": "compute_logits",
+                "rows": len(parts[0]),
+                "dtype": str(parts[0].dtype),
+                "transform": str(self.transform),
+                "vocab_size": heads[0].shard.vocab_size,
+                "arrays": arrays.namespace(parts[0]).__name__,
+            }
+        agree(self.comm, facts, error)
+        return taken.give_back(self._scattered(_full(parts, heads[0].shards, self.comm)))
+
+    def get_top_tokens(self, head: Head, hidden: Any) -> Any:
+        """The greedy tokens, int64 [B], for hidden states [B, hidden_size], by the local argmax: no logits travel.
+
+        They are the argmax of ``compute_logits``, the lowest id of the largest value, for every input. One exception:
+        where a map leaves target ids without logits, a row of -inf alone gives the first id that has one.
+        """
+        if isinstance(head, ParallelLMHead):
+            taken = None
+
+            def compute() -> Any:
+                nonlocal taken
+                taken = arrays.given(hidden, "hidden")
+                _heads(head, self.comm, self._targets)
+                return head.product(taken.array)
+
+            tokens = top_tokens.tokens_of_computed(
+                compute, head.shard, self.comm, self.layout, self.backend, self.transform
+            )
+        else:
+            taken, heads, parts, error = None, None, None, None
+            try:
+                taken = arrays.given(hidden, "hidden")
+                heads = _heads(head, self.comm, self._targets)
+                parts = [one.product(taken.array) for one in heads]
+            except Exception as failure:  # told to the other ranks, should there be any: then it is none of a list
+                error = failure
+            agree(self.comm, {}, error)
+            tokens = emulate_top_tokens(
+                parts, heads[0].shards, layout=self.layout, backend=self.backend, transform=self.transform
+            )
+        return taken.give_back(self.target_tokens(tokens))
+
+    def target_tokens(self, tokens: Any) -> Any:
+        """The target's ids of a head's ids, int64 [B], NumPy or CuPy; without a map the same."""
+        if self._targets is None:
+            return tokens
+        xp = arrays.namespace(tokens)
+        return xp.take(xp.asarray(self._targets), tokens)
+
+    def _transformed(self, logits: Any) -> Any:
+        return logits if self.transform.is_identity else apply(self.transform, logits)
+
+    def _scattered(self, logits: Any) -> Any:
+        """Logits of the head's ids as those of the target's."""
+        if self._targets is None:
+            return logits
+        words = f"u{logits.itemsize}"  # not every library copies bf16
+        infinity = np.array(-np.inf).astype(logits.dtype).view(words)
+        xp = arrays.namespace(logits)
+        scattered = xp.full((len(logits), self.target_vocab_size), infinity[()], words)
+        scattered[:, xp.asarray(self._targets)] = logits.view(words)
+        return scattered.view(logits.dtype)
+
+
+def full_argmax(logits: Any) -> Any:
+    """The argmax of whole rows [B, vocab_size], int64 [B]: the first NaN, else the first of the largest values.
+
+    NumPy's own over NumPy arrays. CuPy's flushes subnormals and has none for bf16: there one rank scans it all.
+    """
+    if arrays.is_host(logits):
+        with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+            return logits.astype(np.float32, copy=False).argmax(axis=1)
+    return top_tokens.get_top_tokens(logits, VocabShard.even(logits.shape[1], 1)[0], solo())
+
+
+def gathered_bytes(head: Head, rows: int) -> int:
+    """Bytes of logits that a rank has after the full gather of ``rows`` rows, padding included."""
+    one = head if isinstance(head, ParallelLMHead) else head[0]
+    return len(one.shards) * rows * _widest(one.shards) * one.weight.dtype.itemsize
+
+
+def _full(parts: Sequence[Any], shards: tuple[VocabShard, ...], comm: Any) -> Any:
+    """All ranks' logits in the order of ids, [B, vocab_size], from this rank's, or from all that are played.
+
+    Shards may differ in width, and a gather takes equal parts: narrower ones are filled up.
+    """
+    xp, dtype, rows, widest = arrays.namespace(parts[0]), parts[0].dtype, len(parts[0]), _widest(shards)
+    words = f"u{dtype.itemsize}"
+    by_rank = [part.view(words) for part in parts]
+    if len(parts) < len(shards):
+        send, recv = xp.zeros((rows, widest), words), xp.empty((len(shards) * rows, widest), words)
+        send[:, : parts[0].shape[1]] = by_rank[0]
+        comm.all_gather(send, recv)
+        by_rank = list(recv.reshape(len(shards), rows, widest))
+    full = xp.empty((rows, shards[0].vocab_size), words)
+    for part, shard in zip(by_rank, shards, strict=True):
+        for start, count, first_id in shard.ranges:
+            full[:, first_id : first_id + count] = part[:, start : start + count]
+    return full.view(dtype)
+
+
+def _widest(shards: Sequence[VocabShard]) -> int:
+    return max(shard.width for shard in shards)
+
+
+def _heads(head: Any, comm: Any, targets: np.ndarray | None) -> list[ParallelLMHead]:
+    """The heads that this process has, checked against the communicator and the map."""
+    played = [head] if isinstance(head, ParallelLMHead) else head
+    if not isinstance(played, Sequence) or not played or not all(isinstance(one, ParallelLMHead) for one in played):
+        raise TypeError(f"head is a {type(head).__name__}; a ParallelLMHead, or a list of all ranks', is accepted")
+    shards = played[0].shards
+    if played is head:
+        if [one.rank for one in played] != list(range(len(shards))) or any(one.shards != shards for one in played):
+            raise ValueError(
+                f"head is a list of {len(played)} heads; one of each rank 0 to {len(shards) - 1} is accepted"
+            )
+        if comm.size != 1:
+            raise ValueError(
+                f"head is a list, by which one process plays every rank, and the communicator has {comm.size} ranks: "
+                f"give this rank's head, or a solo communicator"
+            )
+    elif (head.rank, len(shards)) != (comm.rank, comm.size):
+        raise ValueError(
+            f"the head is rank {head.rank} of {len(shards)}, the communicator rank {comm.rank} of {comm.size}; they "
+            f"have to match"
+        )
+    if targets is not None and len(targets) != shards[0].vocab_size:
+        raise ValueError(
+            f"draft_to_target has {len(targets)} numbers, the head {shards[0].vocab_size} ids; one for each is accepted"
+        )
+    return list(played)
+
+
+def _covering(shards: Any) -> tuple[VocabShard, ...]:
+    """The shards of all ranks as a tuple; raise unless they hold each id of one vocabulary once."""
+    if not isinstance(shards, Sequence) or not shards or not all(isinstance(shard, VocabShard) for shard in shards):
+        raise TypeError(
+            f"shards is a {type(shards).__name__}; all ranks' VocabShards, in a list or tuple, are accepted"
+        )
+    if [(shard.rank, shard.tp_size) for shard in shards] != [(rank, len(shards)) for rank in range(len(shards))]:
+        listed = ", ".join(f"rank {shard.rank} of {shard.tp_size}" for shard in shards)
+        raise ValueError(f"shards are of {listed}; one of each rank, in order, is accepted")
+    spans = sorted((first_id, count) for shard in shards for _, count, first_id in shard.ranges)
+    end = 0
+    for first_id, count in spans:
+        if first_id != end:
+            break
+        end += count
+    if end != shards[0].vocab_size or len({shard.vocab_size for shard in shards}) != 1:
+        raise ValueError(
+            f"the shards do not hold each id of a vocabulary of {shards[0].vocab_size} once, near id {end}"
+        )
+    return tuple(shards)
+
+
+def _targets_of(draft_to_target: Any, target_vocab_size: int | None) -> np.ndarray | None:
+    """The target's id of each draft id, int64; None without a map."""
+    if (draft_to_target is None) != (target_vocab_size is None):
+        raise ValueError("draft_to_target and target_vocab_size go together: a map, and of how many ids it maps to")
+    if draft_to_target is None:
+        return None
+    offsets = np.asarray(draft_to_target.get() if hasattr(draft_to_target, "get") else draft_to_target)
+    if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not len(offsets):
+        raise TypeError(f"draft_to_target is {offsets.dtype}{list(offsets.shape)}; integers [draft ids] are accepted")
+    size = integer("target_vocab_size", target_vocab_size)
+    targets = np.arange(len(offsets)) + offsets.astype(np.int64)
+    if targets[0] < 0 or targets[-1] >= size or (np.diff(targets) <= 0).any():
+        raise ValueError(
+            f"draft_to_target leads to ids {targets.min()} to {targets.max()}; ascending ids from 0 to {size - 1} are "
+            f"accepted: order the head's rows by target id, or ties would not fall as in the target's vocabulary"
+        )
+    return targets
