@@ -32,6 +32,13 @@ KERNEL bins_without_barrier(const int* x, int* out) {
     __syncthreads();
     out[threadIdx.x] = bins[threadIdx.x];
 }
+KERNEL total_added_to_after_the_fence(int* total, u32* count, int* out) {
+    if (threadIdx.x) return;
+    out[blockIdx.x] = 1;
+    __threadfence();
+    atomicAdd(total, 1);  // no fence behind this
+    if (atomicAdd(count, 1u) == gridDim.x - 1) out[63] = *total + out[0];
+}
 KERNEL reset_by_one_block(int* count) {
     if (threadIdx.x == 0) {
         if (blockIdx.x == 0) count[0] = 0;
@@ -122,6 +129,23 @@ KERNEL one_block_without_fence(u32* count, int* out) {  // it is told from the o
 }
 
 // --- No races ---
+KERNEL counter_reset_behind_a_flag(u32* count, volatile u32* flag, int* part, int* out) {
+    if (threadIdx.x) return;
+    part[blockIdx.x] = blockIdx.x + 1;
+    __threadfence();
+    if (atomicAdd(count, 1u) == gridDim.x - 1) {
+        __threadfence();
+        *flag = 1;
+    } else {
+        while (*flag == 0) {
+        }
+        __threadfence();
+    }
+    int sum = 0;
+    for (u32 i = 0; i < gridDim.x; i++) sum += part[i];
+    out[blockIdx.x] = sum;
+    if (blockIdx.x == 0) *count = 0;  // that all have counted is known from the flag
+}
 KERNEL init_with_barrier(int* out) {
     __shared__ int s;
     if (threadIdx.x == 0) s = 0;
@@ -194,6 +218,7 @@ def counted(out: int = 64) -> tuple:
 RACES = {
     "init_without_barrier": (1, 64, lambda: zeros(64)),
     "bins_without_barrier": (1, 64, lambda: zeros(64, 64)),
+    "total_added_to_after_the_fence": (4, 32, counted),
     "reset_by_one_block": (4, 32, lambda: zeros(1)),
     "plain_then_volatile_write": (2, 32, lambda: zeros(1, 2)),
     "plain_then_volatile_read": (2, 32, lambda: zeros(1, 2)),
@@ -225,6 +250,9 @@ CLEAN = {
     "init_with_barrier": Clean(1, 64, lambda: zeros(64), {0: np.full(64, 65)}),
     "init_by_exchange": Clean(1, 64, lambda: zeros(64), {0: np.full(64, 65)}),
     "total_with_fence": Clean(4, 32, lambda: counted(1), {0: [0], 1: [0], 2: [4]}),
+    "counter_reset_behind_a_flag": Clean(
+        4, 32, lambda: (*zeros(1, 1, dtype=np.uint32), *zeros(4, 4)), {0: [0], 3: [10, 10, 10, 10]}
+    ),
     "counter_reset_by_another_thread": Clean(4, 64, lambda: counted(1)[1:], {0: [0], 1: [1]}),
     "maximum_by_compare_and_swap": Clean(4, 32, lambda: zeros(1, dtype=np.float32), {0: [34]}),
     "warps_take_numbers": Clean(3, 64, lambda: (np.zeros(1, np.uint32), *zeros(192)), {1: np.ones(192)}),

@@ -60,16 +60,37 @@ static bool observed(const Record& x, const Record& last, const Region* r, uintp
     Log* log = *log_place(place);
     if (!log)
         return false;
+    u32 query = ++state.query;
+    Links& work = state.scratch;
+    bool all = false;
+    ++state.busy;
+    work.count = 0;
     const Links* known[2] = {&f->acquired, &f->slot->acquired};
     for (const Links* links : known)
-        for (u32 i = 0; i < links->count; ++i) {
-            Link link = links->items[i];
-            if (link.log != log || link.version + (log->last == last.gid) < log->version)
-                continue;
-            const Links alone = {&link, 1, 1};
-            return acquired_covers(alone, x.gid, 1, (u32)f->slot->number, ++state.query);
+        for (u32 i = 0; i < links->count; ++i)
+            append(work.items, work.count, work.capacity, links->items[i]);
+    while (work.count && !all) {  // what the thread has read, and what those had read who wrote that
+        Link link = work.items[--work.count];
+        Log* at = link.log;
+        if (at == log && link.version + (log->last == last.gid) >= log->version) {
+            all = true;
+            break;
         }
-    return false;
+        if (at->seen_query == query && at->seen_version >= link.version)
+            continue;
+        at->seen_query = query;
+        at->seen_version = link.version;
+        for (u32 i = 0; i < at->links.count; ++i)
+            if (at->since[i] <= link.version)
+                append(work.items, work.count, work.capacity, at->links.items[i]);
+    }
+    if (all) {
+        Link whole = {log, log->version};
+        const Links alone = {&whole, 1, 1};
+        all = acquired_covers(alone, x.gid, 1, (u32)f->slot->number, ++state.query);
+    }
+    --state.busy;
+    return all;
 }
 
 // --- Reads of what nobody has written ---
@@ -179,7 +200,7 @@ static inline void touch(Cell& cell, Region* r, Fiber* f, uintptr_t address, u64
     const Record* earlier[3] = {&cell.write, &cell.first, &cell.second};
     for (const Record* x : earlier)
         if (x->stamp >= base && clashes(*x, FLAGS, f, r) && !ordered(*x, f) &&
-            (x == &cell.write || !observed(*x, cell.write, r, address, f)))
+            (x == &cell.write || !(FLAGS & WRITE) || !observed(*x, cell.write, r, address, f)))
             return race(*x, r, address, size, FLAGS, pc);
     if ((FLAGS & WRITE) && !(FLAGS & (ATOMIC | VOLATILE))) {  // all are ordered before a plain write
         cell.first.stamp = cell.second.stamp = 0;
