@@ -339,8 +339,8 @@ class _Steps:
         """The steps for rows >= 1 of logits like ``like``, in the leading parts of ``buffers`` or in fresh memory."""
         left, applied_before = (), None
         if hasattr(module, "prepare_scan"):
-            like, left = transformed(module, like, transform)
-            applied_before = transform if transform is not None and not transform.is_identity and not left else None
+            given, (like, left) = like, transformed(module, like, transform)
+            applied_before = None if like is given else transform
         alone = shard.tp_size == 1 and like.strides[1] == like.itemsize and plan.in_one_kernel()
         if alone and hasattr(module, "prepare_tokens"):
             return cls(whole=_after(applied_before, module.prepare_tokens(like, shard, tokens, *left)))

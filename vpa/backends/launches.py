@@ -134,7 +134,7 @@ def scan_by_rows(
     """
     chunk = split_chunk(shard.num_valid, splits)
     contiguous = logits.strides[1] == logits.dtype.itemsize
-    most_loads = plan.LOADS if transform is None or transform.is_identity else TRANSFORMED_LOADS
+    most_loads = plan.LOADS if transform is None else TRANSFORMED_LOADS
     shape = scan_shape(min(chunk, shard.num_valid), logits.dtype, contiguous, most_threads, most_loads)
     defines = _scan_defines(logits, shard, layout, splits, transform)
     defines.update(contiguous=int(contiguous), threads=shape.threads, loads=shape.loads, once=int(shape.once))
@@ -150,7 +150,7 @@ def scan_by_columns(
     """The launch of a scan whose neighbouring threads read neighbouring rows."""
     rows, chunk, itemsize = len(logits), split_chunk(shard.num_valid, splits), logits.dtype.itemsize
     # As for TRANSFORMED_LOADS: 16 bytes of rows a thread do not fit its registers.
-    wide = _in_whole_loads(logits) and (transform is None or transform.is_identity)
+    wide = transform is None and _in_whole_loads(logits)
     lanes = _lanes(rows) if wide else SIDE_BY_SIDE
     loads = 8 if rows >= 1024 and itemsize == 2 and len(shard.ranges) <= 1 else 4  # more would not fit into registers
     groups = -(-max(min(chunk, shard.num_valid), 1) // loads)
@@ -165,7 +165,8 @@ def scan_by_columns(
 
 def _lanes(rows: int) -> int:
     """Threads side by side, 16 bytes of rows each: as many rows in one access as leave enough blocks for the GPU. Best
-    on one H200, bf16 [rows, 32768]: 4 at 1024 rows, 8 at 4096 (68 us; 4 took 86)."""
+    on one H200, bf16 [rows, 32768], before threads agreed in their warps: 4 at 1024 rows, 8 at 4096 (68 us; 4 took
+    86). One below 1024 rows, for more blocks, has not been timed."""
     return 8 if rows >= 4096 else 4 if rows >= 1024 else 1
 
 
@@ -182,7 +183,7 @@ def _scan_defines(
 ) -> dict[str, int]:
     """What a scan of any walk is compiled with. A transform is a part of it: a model has one for all its calls."""
     transform_defines = {}
-    if transform is not None and not transform.is_identity:
+    if transform is not None:
         scale, soft_cap = (
             int(np.float32(number or 0).view(np.uint32)) for number in (transform.scale, transform.soft_cap)
         )
