@@ -118,5 +118,6 @@ def test_a_peer_may_be_wrong_or_fail_and_ours_may_not(monkeypatch):
     failed = rows_of(peer(local=fails, external=True))
     assert {(row["skipped"], row["wrong"]) for row in failed} == {("NotImplementedError: not for bf16", None)}
     assert {row["skipped"] for row in rows_of(missing)} == {"No module named 'peer'"}
+    assert {row["skipped"] for row in rows_of(lambda *_: "no clusters here")} == {"no clusters here"}
     with pytest.raises(NotImplementedError):
         rows_of(peer(local=fails))

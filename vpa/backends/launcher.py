@@ -107,10 +107,13 @@ def _function(device: int, kernel: str, defines: tuple[tuple[str, int], ...]) ->
 
 @functools.cache
 def _can_overlap(device: int) -> bool:
-    runtime = cupy.cuda.runtime
-    if runtime.is_hip or runtime.driverGetVersion() < _OVERLAP_DRIVER or _driver() is None:
-        return False
-    return int(cupy.cuda.Device(device).compute_capability) >= 90
+    old = cupy.cuda.runtime.driverGetVersion() < _OVERLAP_DRIVER
+    return is_hopper_or_newer(device) and not old and _driver() is not None
+
+
+def is_hopper_or_newer(device: int) -> bool:
+    """Whether a GPU is NVIDIA's of compute capability 9.0 or above: with clusters, and launches that overlap."""
+    return not cupy.cuda.runtime.is_hip and int(cupy.cuda.Device(device).compute_capability) >= 90
 
 
 @functools.cache

@@ -48,8 +48,8 @@ class Arm:
     external: bool = False
 
 
-def if_installed(make: Callable[[], Arm]) -> Arm | str:
-    """The arm; where a library that it is made of is missing, the reason."""
+def if_installed(make: Callable[[], Arm | str]) -> Arm | str:
+    """The arm; where it cannot run here, as a library that it is made of is missing, the reason."""
     try:
         return make()
     except ImportError as error:

@@ -24,8 +24,9 @@ from vpa.bench.settings import Settings
 from vpa.bench.steps import Step
 from vpa.vocab import VocabShard
 
-#: Makes an arm from a job, logits like those of its timed rank, and a layout of candidates. ``ImportError`` skips it.
-Make = Callable[[Job, Any, str], Arm]
+#: Makes an arm from a job, logits like those of its timed rank, and a layout of candidates; or says why it cannot run
+#: here, as an ``ImportError`` does.
+Make = Callable[[Job, Any, str], Arm | str]
 
 #: An arm and one of its parts, "pair", "local" or "finish"; a floor and "".
 Key = tuple[str, str]
@@ -49,8 +50,12 @@ def _one_kernel(job: Job, logits: Any, layout: str) -> Arm:
     return arms.one_kernel(backends.select("raw", logits), "cupy", "raw (one kernel)")
 
 
-def _in_cluster(job: Job, logits: Any, layout: str) -> Arm:
+def _in_cluster(job: Job, logits: Any, layout: str) -> Arm | str:
     """One candidate a row: its blocks agree through a cluster, as many blocks as the plan has splits."""
+    from vpa.backends.launcher import is_hopper_or_newer
+
+    if not is_hopper_or_newer(logits.device.id):
+        return "clusters begin with compute capability 9.0"
     raw, plan = backends.select("raw", logits), job.plan(logits)
 
     def scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Any:
