@@ -5,6 +5,7 @@ from vpa.draft import draft_tokens
 from vpa.drafters import validate_local_argmax_reduction
 from vpa.emulate import emulate_top_tokens
 from vpa.logits import LogitsProcessor, ParallelLMHead
+from vpa.norm import allreduce_rmsnorm, emulate_allreduce_rmsnorm
 from vpa.pick import pick_from_candidates
 from vpa.scan import local_argmax_candidates
 from vpa.top_tokens import CapturedTopTokens, TopTokens, get_top_tokens
@@ -20,8 +21,10 @@ __all__ = [
     "TopTokens",
     "Transform",
     "VocabShard",
+    "allreduce_rmsnorm",
     "comm",
     "draft_tokens",
+    "emulate_allreduce_rmsnorm",
     "emulate_top_tokens",
     "get_top_tokens",
     "local_argmax_candidates",

@@ -97,7 +97,7 @@ def check_logits(array: Any, width: int) -> None:
         raise ValueError(
             f"logits have shape {array.shape}; this shard takes [rows, {width}]: all local columns, padding too"
         )
-    if not _is_aligned(array):
+    if not is_aligned(array):
         raise ValueError(
             f"logits start at or step by a fraction of a {array.dtype} (strides of {array.strides} bytes); "
             f"copy them first"
@@ -144,7 +144,7 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, like: Any, name
             f"{name} is read-only, or its library's DLPack does not say that it is not; a NumPy array that can be "
             f"written is accepted"
         )
-    if not _is_aligned(out):
+    if not is_aligned(out):
         raise ValueError(f"{name} starts at a fraction of a {out.dtype}")
 
 
@@ -212,7 +212,7 @@ def check_device(array: Any, name: str) -> None:
         )
 
 
-def _is_aligned(array: Any) -> bool:
+def is_aligned(array: Any) -> bool:
     """Whether the array starts at, and steps by, whole elements."""
     address = array.ctypes.data if is_host(array) else array.data.ptr
     itemsize = array.dtype.itemsize

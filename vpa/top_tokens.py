@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vpa import arrays, backends
-from vpa.comm import agree, check_communicator
+from vpa.comm import agree, check_carries, check_communicator
 from vpa.plan import Plan
 from vpa.scan import candidates_shape, check, transformed
 from vpa.transform import Transform, apply, check_transform
@@ -422,14 +422,5 @@ def _check_comm(shard: VocabShard, comm: Any, logits: Any = None) -> None:
             f"the shard is rank {shard.rank} of {shard.tp_size}, the communicator rank {comm.rank} of {comm.size}; "
             f"they have to match"
         )
-    if logits is None:
-        return
-    library = arrays.namespace(logits).__name__
-    if library not in getattr(comm, "carries", (library,)):
-        raise TypeError(
-            f"transport {comm.transport!r} carries {' and '.join(comm.carries)} arrays; got a {library} array: "
-            f"use vpa.comm.from_mpi('mpi')"
-        )
-    device = getattr(comm, "device", None)
-    if library == "cupy" and device is not None and logits.device.id != device:
-        raise ValueError(f"logits are on GPU {logits.device.id}; this rank's communicator is on GPU {device}")
+    if logits is not None:
+        check_carries(comm, logits, "logits")

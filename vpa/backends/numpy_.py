@@ -14,8 +14,11 @@ import itertools
 import numpy as np
 
 from vpa import order
+from vpa.rmsnorm import residual_rmsnorm
 from vpa.transform import Transform, apply
 from vpa.vocab import VocabShard, split_runs
+
+__all__ = ["TRANSFORMS", "local_argmax_candidates", "pick_from_candidates", "residual_rmsnorm"]
 
 #: ``local_argmax_candidates`` takes a ``transform``.
 TRANSFORMS = True
