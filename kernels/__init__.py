@@ -12,15 +12,25 @@ CATALOGUE: dict[str, tuple[str, ...]] = {
     "local_argmax_candidates": (
         "portable.cuh",
         "order.cuh",
+        "float32.cuh",
         "transform.cuh",
         "split.cuh",
         "scan.cuh",
         "local_argmax.cu",
     ),
-    "local_argmax_columns": ("portable.cuh", "order.cuh", "transform.cuh", "split.cuh", "local_argmax_columns.cu"),
+    "local_argmax_columns": (
+        "portable.cuh",
+        "order.cuh",
+        "float32.cuh",
+        "transform.cuh",
+        "split.cuh",
+        "local_argmax_columns.cu",
+    ),
     "pick_from_candidates": ("portable.cuh", "order.cuh", "pick.cu"),
+    "residual_rmsnorm": ("portable.cuh", "order.cuh", "float32.cuh", "rmsnorm.cu"),
     "empty": ("empty.cu",),
     "plain_read": ("portable.cuh", "plain_read.cu"),
+    "plain_move": ("portable.cuh", "plain_move.cu"),
 }
 
 

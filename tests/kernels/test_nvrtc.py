@@ -18,8 +18,10 @@ REGISTERS = {
     "local_argmax_candidates": 64,
     "local_argmax_columns": 72,
     "pick_from_candidates": 64,
+    "residual_rmsnorm": 80,
     "empty": 16,
     "plain_read": 48,
+    "plain_move": 64,
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from oracle import DTYPES, LAYOUTS, laid_out
 
 from vpa import VocabShard, kernels, shard_vocab
-from vpa.backends import launches, numpy_
+from vpa.backends import launches, norm_launches, numpy_
 from vpa.backends.simt import DivergenceError, OutOfBoundsError, RaceError, RawModule, UninitializedError
 from vpa.bench.families import make_shard
 from vpa.scan import candidates_shape
@@ -167,6 +167,11 @@ def cluster_launch() -> launches.Launch:
     return launches.scan_by_rows(host, SHARDS["one_iteration"], "packed", 4, out, cluster=True)
 
 
+def norm_launch() -> launches.Launch:
+    rows = np.ones((2, 600), np.float32)
+    return norm_launches.norm(rows[None], None, rows[0], 1e-6, "once", np.empty_like(rows), np.empty_like(rows))
+
+
 #: For each kernel with a barrier, and its spelling, a launch that needs it.
 NEEDS_BARRIERS = {
     ("local_argmax_candidates", "__syncthreads();"): lambda: scan_launch(
@@ -176,6 +181,7 @@ NEEDS_BARRIERS = {
     ("local_argmax_columns", "__syncthreads();"): lambda: scan_launch(  # a split with columns of three ranges
         SHARDS["ranges_out_of_order"], "float16", "column_major", "packed", rows=9
     )[0],
+    ("residual_rmsnorm", "__syncthreads();"): norm_launch,
 }
 
 

@@ -10,6 +10,8 @@ from test_transform import TRANSFORMS, numbers, same
 from vpa import kernels, transform
 from vpa.backends.launches import DTYPE_CODES
 
+FILES = ("portable.cuh", "order.cuh", "float32.cuh", "transform.cuh")
+
 ENTRY = """
 extern "C" __global__ void all_words(const Word* words, Word* results, i64 count) {
     const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -24,7 +26,7 @@ def text_of(settings: transform.Transform, dtype: str) -> str:
     scale, soft_cap = (int(np.float32(number or 0).view(np.uint32)) for number in (settings.scale, settings.soft_cap))
     defines = {"DTYPE": DTYPE_CODES[DTYPES[dtype]], "TRANSFORM": 1, "SCALE": scale, "SOFT_CAP": soft_cap}
     lines = [f"#define VPA_{name} {value}" for name, value in defines.items()]
-    return "\n".join([*lines, *map(kernels.read, ("portable.cuh", "order.cuh", "transform.cuh")), ENTRY])
+    return "\n".join([*lines, *map(kernels.read, FILES), ENTRY])
 
 
 @pytest.mark.parametrize("name", ["simt", pytest.param("raw", marks=pytest.mark.gpu)])

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 
 from vpa import VocabShard
-from vpa.backends import launches
+from vpa.backends import launches, norm_launches
 from vpa.order import LOGITS_DTYPES
 from vpa.transform import Transform
 
@@ -19,7 +19,7 @@ Variant = tuple[str, tuple[tuple[str, int], ...]]
 def variants() -> tuple[Variant, ...]:
     """(kernel, defines) of every kernel, each once. A change of the launch table is followed by itself."""
     found: dict[Variant, None] = {}
-    for launch in [*_scans(), *_picks(), *_floors()]:
+    for launch in [*_scans(), *_picks(), *_norms(), *_floors()]:
         found[(launch.kernel, tuple(sorted(launch.defines.items())))] = None
     return tuple(found)
 
@@ -63,7 +63,24 @@ def _picks():
         yield launches.pick(np.zeros(shape, dtype), rows, None)
 
 
+def _norms():
+    for dtype in LOGITS_DTYPES.values():
+        for ranks, hidden, rounding, weight_dtype, residual in (
+            (4, 7168, "once", dtype, True),
+            (1, 769, "unrounded_residual", np.float32, False),
+            (8, 16384, "unrounded_residual", np.float32, True),
+            (17, 96, "gemma", dtype, True),
+        ):
+            rows = np.empty((2, hidden), dtype)
+            weight, held = np.empty(hidden, weight_dtype), rows if residual else None
+            yield norm_launches.norm(np.empty((ranks, 2, hidden), dtype), held, weight, 0, rounding, rows, rows)
+    yield norm_launches.norm(np.empty((4, 2, hidden), dtype), None, None, 0, "once", None, rows)  # a sum
+    yield norm_launches.norm(np.empty((1, 2, hidden), dtype), None, weight, 0, "once", rows, None)  # a norm
+
+
 def _floors():
     yield launches.Launch("empty", {}, 1, 32, ())
     for loads in (1, 4):
         yield launches.Launch("plain_read", {"threads": 256, "loads": loads}, 1, 256, ())
+        moves = {"reads": 5, "writes": 2, "threads": 256, "loads": loads // 2 or 1}
+        yield launches.Launch("plain_move", moves, 1, 256, ())

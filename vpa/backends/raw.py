@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from vpa.backends import launches
+from vpa.backends import launches, norm_launches
 from vpa.backends.launcher import Prepared
 from vpa.plan import MAX_THREADS
 from vpa.transform import Transform
@@ -22,6 +22,7 @@ def run(launch: launches.Launch, overlap: bool = True) -> None:
 
 local_argmax_candidates = functools.partial(launches.local_argmax_candidates, run)
 pick_from_candidates = functools.partial(launches.pick_from_candidates, run)
+residual_rmsnorm = functools.partial(norm_launches.residual_rmsnorm, run)
 
 
 def prepare_scan(
@@ -51,3 +52,17 @@ def prepare_scan_in_cluster(logits: Any, shard: VocabShard, layout: str, blocks:
     """A scan that gives one candidate a row, on which its ``blocks`` blocks (at most 8) agree; rows >= 1. Compute
     capability 9.0; for calls with other ``(logits, out)``."""
     return Prepared(launches.scan_by_rows(logits, shard, layout, blocks, out, most_threads=MAX_THREADS, cluster=True))
+
+
+def prepare_rmsnorm(
+    partials: Any,
+    residual: Any,
+    weight: Any,
+    eps: float,
+    rounding: str,
+    normed: Any,
+    new_residual: Any,
+    overlap: bool = True,
+) -> Prepared:
+    """``residual_rmsnorm`` packed once, for its own arrays, which have to live as long; rows >= 1."""
+    return Prepared(norm_launches.norm(partials, residual, weight, eps, rounding, normed, new_residual), overlap)
