@@ -22,9 +22,9 @@
 #define CHUNKS (WARPS * VPA_GROUPS)
 #define SLOTS (CHUNKS <= VPA_WARP ? 1 : CHUNKS <= 2 * VPA_WARP ? 2 : 4)  // chunks of a lane, in the sum over all
 
-// Ranks whose partial sums a thread has in flight: 8 loads in all, in registers until they are added. From 17 ranks on,
-// where the loop over them is one, it takes registers itself.
-#define UNROLLED (VPA_RANKS <= 16)
+// Ranks whose partial sums a thread has in flight: 8 loads in all, in registers until they are added. Fewer, and a loop
+// that stays one, where there are many ranks, or so many threads that each has few registers.
+#define UNROLLED (VPA_RANKS <= 16 && VPA_THREADS <= 512)
 #define IN_FLIGHT ((UNROLLED ? 8 : 4) / VPA_GROUPS)
 #define BATCH (VPA_RANKS < IN_FLIGHT ? VPA_RANKS : IN_FLIGHT)
 
@@ -228,6 +228,7 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024)
                      float per_column) {  // 1 / hidden
     const i64 row = blockIdx.x;
     const Word* run = partials + row * row_stride;
+    (void)residual, (void)residual_stride, (void)weight, (void)normed, (void)new_residual, (void)eps, (void)per_column;
     overlap_with_neighbours();
 
     float numbers[VPA_GROUPS][PER_GROUP];

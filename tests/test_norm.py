@@ -118,6 +118,8 @@ class TestBackends:
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_kinds_of_numbers(self, backend, dtype, kind):
         for number, (tp, rounding) in enumerate(itertools.product((1, 3, 8), ROUNDINGS)):
+            if backend.is_slow and number % 4:  # all roundings, numbers of ranks and sizes, each once
+                continue
             parts, residual, weight = inputs(dtype, tp, 3, (96, 769, 264)[number % 3], number, kind)
             weight = weight.astype(np.float32) if number % 2 else weight
             residual = None if number % 4 == 3 else residual
@@ -168,7 +170,8 @@ class TestBackends:
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_modes_agree_bit_for_bit(self, backend, dtype):
-        for rows, tp, rounding in ((5, 4, "once"), (1, 3, "unrounded_residual"), (8, 2, "gemma"), (3, 8, "once")):
+        cases = ((5, 4, "once"), (1, 3, "unrounded_residual"), (8, 2, "gemma"), (3, 8, "once"))
+        for rows, tp, rounding in cases[:2] if backend.is_slow else cases:
             parts, residual, weight = inputs(dtype, tp, rows, 136, rows)
             for mode in norm.MODES:
                 self.check(backend, parts, residual, weight, rounding=rounding, mode=mode)
