@@ -56,6 +56,7 @@ OF_ONE_LIBRARY = {
     "vpa.comm.nccl",
     "vpa.kernels.numba_argmax",
     "vpa.kernels.numba_device",
+    "vpa.kernels.numba_norm",
     "vpa.kernels.numba_order",
     "vpa.kernels.numba_scan",
 }

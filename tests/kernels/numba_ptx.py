@@ -12,7 +12,7 @@ import types
 from numba import cuda
 from numba import types as numba_types
 
-from vpa.kernels import numba_argmax
+from vpa.kernels import numba_argmax, numba_norm
 
 CAPABILITY = (int(sys.argv[1]), int(sys.argv[2]))
 
@@ -50,5 +50,19 @@ for dtype, larger in (("bfloat16", "max.NaN.bf16x2"), ("float16", "max.NaN.f16x2
 for pairs in (False, True):
     text = ptx_of(numba_argmax.pick_from_candidates(pairs, 8, 128), (i64, i64, i64, i64))
     assert text.count("redux.sync.max.u32") == 2
+    count += 1
+for dtype, halves, ranks, rounding, weight32, wide, keep in (
+    ("bfloat16", 2, 4, 0, 0, 1, 1), ("float16", 2, 1, 1, 1, 1, 0), ("float32", 1, 3, 2, 0, 0, 1),
+):  # fmt: skip
+    groups = 4 // halves
+    settings = {"residual": 1, "rounding": rounding, "weight32": weight32, "norm": 1, "keep": keep}
+    kernel = numba_norm.residual_rmsnorm(dtype, ranks, threads=448, groups=groups, wide=wide, full=wide, **settings)
+    text = ptx_of(kernel, (i64,) * 11)
+    assert "fma" not in text and ".ftz" not in text, "arithmetic of another rounding"
+    assert text.count("sqrt.rn.f32") == text.count("rcp.rn.f32") == 1
+    if wide:  # partial sums, residual, weight; what is normed, and kept
+        loads = ranks + 1 + (halves if weight32 else 1)
+        assert text.count("ld.global.nc.L1::no_allocate.v4.u32") == loads * groups
+        assert text.count("st.global.v4.u32") == (1 + keep) * groups
     count += 1
 print(count, "kernels")
