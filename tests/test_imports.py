@@ -26,7 +26,7 @@ LAYERS = [
     ["vpa.top_tokens"],
     ["vpa.emulate"],
     ["vpa.weights", "vpa.linear"],
-    ["vpa.norm_steps"],
+    ["vpa.norm_steps", "vpa.norm_plan"],
     ["vpa.norm"],
     ["vpa.logits"],
     ["vpa.mtp"],

@@ -338,14 +338,20 @@ class TestBound:
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_sums_in_any_order_and_rounding_are_within(self, dtype, kind):
         for tp in TPS:
-            parts = inputs(dtype, tp, 3, 264, tp, kind)[0]
-            ours, bound = rmsnorm.sum_over_ranks(parts).astype(np.float64), norm.sum_bound(parts)
+            parts, residual, _ = inputs(dtype, tp, 3, 264, tp, kind)
+            sums = rmsnorm.sum_over_ranks(parts)
+            ours, bound = sums.astype(np.float64), norm.sum_bound(parts)
             for order in (range(tp), reversed(range(tp)), np.random.default_rng(tp).permutation(tp)):
                 total = None
                 for rank in order:
                     added = parts[rank] if total is None else total.astype(np.float32) + parts[rank].astype("f4")
                     total = added.astype(DTYPES[dtype])
                 assert (np.abs(total.astype(np.float64) - ours) <= bound).all()
+                kept, right = (
+                    (each.astype("f4") + residual.astype("f4")).astype(DTYPES[dtype]) for each in (total, sums)
+                )
+                off = np.abs(kept.astype(np.float64) - right.astype(np.float64))
+                assert (off <= norm.sum_bound(parts, residual)).all()
 
     def test_it_is_no_wider_than_it_has_to_be(self):
         parts = inputs("bfloat16", 4, 3, 264)[0]

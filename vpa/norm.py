@@ -129,18 +129,19 @@ def rms_norm(x: Any, gain: Any, eps: float) -> Any:
     return normed
 
 
-def sum_bound(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """How far a sum over ranks may be from ``vpa.rmsnorm.sum_over_ranks``, fp64 of the arrays' shape.
+def sum_bound(parts: Sequence[np.ndarray], residual: np.ndarray | None = None) -> np.ndarray:
+    """How far new_residual may be from the rules' where the sum is another's, fp64 of the arrays' shape.
 
     For a sum that adds in any order and rounds every addition to the dtype, as NCCL may: each of ``ranks - 1``
     roundings, and the one of the rules, is off by at most the dtype's unit roundoff times the sum of magnitudes (grown
-    by roundings before; for the smallest numbers, by a subnormal's unit). Where a sum on the way overflows, it is none.
+    by roundings before; for the smallest numbers, by a subnormal's unit). With a residual, its addition is rounded on
+    both sides. Where a sum on the way overflows, it is no bound.
     """
-    dtype = parts[0].dtype
-    roundoff = _ROUNDOFF[str(dtype)]
-    magnitudes = sum(np.abs(part.astype(np.float64)) for part in parts)
-    tiny = float(np.abs(np.ones(1, f"u{dtype.itemsize}").view(dtype).astype(np.float64))[0])
-    return len(parts) * ((1 + roundoff) ** len(parts) * roundoff * magnitudes + tiny)
+    dtype, terms = parts[0].dtype, [*parts, *([] if residual is None else [residual])]
+    roundoff, roundings = _ROUNDOFF[str(dtype)], len(terms) + (residual is not None)
+    magnitudes = sum(np.abs(term.astype(np.float64)) for term in terms)
+    tiny = float(np.ones(1, f"u{dtype.itemsize}").view(dtype).astype(np.float64)[0])
+    return roundings * ((1 + roundoff) ** roundings * roundoff * magnitudes + tiny)
 
 
 def _checked(

@@ -69,8 +69,8 @@ def prepare(module: ModuleType, comm: Any, partial: Any, call: Call) -> Prepared
     send, fill = _contiguous(partial)
     recv = _empty(partial, rows if reduced else comm.size * rows, hidden)
     collective = functools.partial(comm.all_reduce if reduced else comm.all_gather, send, recv)
-    kernel = _kernel(module, recv.reshape(-1, rows, hidden), call, normed, kept)
-    return Prepared(normed, kept, (*fill, collective, kernel))
+    last = _kernel(module, recv.reshape(-1, rows, hidden), call, normed, kept)
+    return Prepared(normed, kept, (*fill, collective, last))
 
 
 def prepare_emulated(module: ModuleType, partials: Any, call: Call) -> Prepared:
@@ -119,7 +119,11 @@ def _kernel(
 ) -> Callable[[], None]:
     """The kernel over ``partials`` [ranks, rows, H], where ``own`` are those rows' numbers; packed if it can be."""
     residual = None if sum_only or call.residual is None else call.residual[own]
-    arguments = (partials, residual, None if sum_only else call.weight, call.eps, call.rounding, normed, kept)
+    return kernel(module, partials, residual, None if sum_only else call.weight, call.eps, call.rounding, normed, kept)
+
+
+def kernel(module: ModuleType, *arguments: Any) -> Callable[[], None]:
+    """A backend's ``residual_rmsnorm`` over these arguments, packed once where it can be; rows >= 1."""
     if hasattr(module, "prepare_rmsnorm"):
         return functools.partial(_launched, module.prepare_rmsnorm(*arguments), arguments)
     return functools.partial(module.residual_rmsnorm, *arguments)

@@ -259,6 +259,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--hidden", metavar="FILE.npy", help="hidden states [rows, hidden] for the head; default: near its own rows")
     add("--family", metavar="NAME,...", help="of draft: nemotron-h, deepseek, deepseek-v3.2 (default: all)")
     add("--draft-tokens", type=int, metavar="N", help="of draft: tokens of a loop (default: 7 for nemotron-h, 3 else)")
+    add("--hidden-sizes", metavar="N,N,...", help="of norm: elements of a row")
     add("--seed", type=int, metavar="N", help="of the inputs (default: 0)")
     add("--check-only", action="store_true", help="check all tokens, time nothing")
     add("--json", metavar="PATH", help="write a record to this new file")
@@ -338,6 +339,7 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
         "hidden": options.hidden,
         "drafters": None if options.family is None else options.family.split(","),
         "draft_tokens": options.draft_tokens,
+        "hidden_sizes": _integers("--hidden-sizes", options.hidden_sizes),
         "seed": options.seed,
         "check_only": options.check_only or None,
     }

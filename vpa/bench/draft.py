@@ -9,19 +9,17 @@ from typing import Any
 import numpy as np
 
 from vpa import weights
-from vpa.arrays import LAYOUTS
 from vpa.bench import timing
 from vpa.bench.experiment import Progress, Row, row_of
+from vpa.bench.heads import FULL, LOCAL, NO_HEAD, gathered_for_tokens, remembering
 from vpa.bench.inputs import HeadInput
 from vpa.bench.job import Job, to_host, wait, wrong_rows
 from vpa.bench.settings import Settings
 from vpa.draft import draft_by, full_selection
 from vpa.drafters import NemotronHMTP, seeded_drafter, validate_local_argmax_reduction
-from vpa.logits import LogitsProcessor, ParallelLMHead, gathered_bytes
+from vpa.logits import LogitsProcessor, ParallelLMHead
 from vpa.mtp import mixed
 from vpa.order import LOGITS_DTYPES
-
-FULL, LOCAL, NO_HEAD = "full gather", "local argmax", "floor: no head"
 
 #: Tokens that a family drafts at a time, where none are asked for.
 DRAFT_TOKENS = {"nemotron-h": 7, "deepseek": 3, "deepseek-v3.2": 3}
@@ -102,24 +100,13 @@ def _timed(
     samples = timing.time_called(
         loops, settings.calls, settings.rounds, job.comm.barrier, (lambda: None) if on_host else wait
     )
-    moved = _bytes_moved(job, drafter, rows, settings.layout)
+    moved = gathered_for_tokens(job, drafter.head_of(0), rows, settings.layout)
     for arm in loops:
         yield row_of(
             settings, job, rows, dtype, family, arm, wrong.get(arm), mode="host" if on_host else "eager", cache="hot",
             gather="excluded" if job.emulated else "included", calls=settings.calls * count,
             samples=job.largest(samples[arm]) / count, bytes_moved=moved.get(arm),
         )  # fmt: skip
-
-
-def _bytes_moved(job: Job, drafter: Any, rows: int, layout: str) -> dict[str, int]:
-    """Bytes of all ranks' contributions that a rank has after the gather of one step; none where there is one rank."""
-    if job.tp_size == 1:
-        return {FULL: 0, LOCAL: 0}
-    head = drafter.head_of(0)
-    one = head if isinstance(head, ParallelLMHead) else head[0]
-    numbers, dtype = LAYOUTS[layout]
-    splits = job.plan(one.weight).splits(rows)
-    return {FULL: gathered_bytes(head, rows), LOCAL: job.tp_size * rows * splits * numbers * dtype.itemsize}
 
 
 def _drafter(settings: Settings, job: Job, source: HeadInput | None, family: str, dtype: str) -> Any:
@@ -151,26 +138,8 @@ def _given(settings: Settings, job: Job, source: HeadInput | None, drafter: Any)
     return _Given(job.place(hidden), job.place(token_ids), job.place(np.arange(rows)))
 
 
-class _Remembering(ParallelLMHead):
-    """A head that gives its last product again for the same hidden states: arms pick from the very same logits."""
-
-    def product(self, hidden: Any) -> Any:
-        words = to_host(hidden.view(f"u{hidden.itemsize}"))
-        last = self.__dict__.get("last")
-        if last is None or not np.array_equal(last[0], words):
-            last = words, super().product(hidden)
-            object.__setattr__(self, "last", last)
-        return last[1]
-
-
 def _remembering(drafter: Any) -> Any:
     """The same drafter with heads that remember."""
-
-    def head(given: Any) -> Any:
-        if not isinstance(given, ParallelLMHead):
-            return [head(one) for one in given]
-        return _Remembering(given.weight, given.shards, given.rank, given.bias)
-
     if isinstance(drafter, NemotronHMTP):
-        return dataclasses.replace(drafter, lm_head=head(drafter.lm_head))
-    return dataclasses.replace(drafter, heads={number: head(given) for number, given in drafter.heads.items()})
+        return dataclasses.replace(drafter, lm_head=remembering(drafter.lm_head))
+    return dataclasses.replace(drafter, heads={number: remembering(head) for number, head in drafter.heads.items()})

@@ -13,6 +13,7 @@ from vpa import drafters
 from vpa.arrays import LAYOUTS, check_layout
 from vpa.backends import BACKENDS
 from vpa.bench.families import FAMILIES
+from vpa.norm import MAX_HIDDEN
 from vpa.order import LOGITS_DTYPES, MAX_VOCAB_SIZE
 
 if sys.version_info >= (3, 11):
@@ -25,7 +26,7 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", **{name
 
 
 #: Kinds of experiment: modules of ``vpa.bench`` with a function ``run``.
-KINDS = ("headline", "numpy_backend", "compare", "draft")
+KINDS = ("headline", "numpy_backend", "compare", "draft", "norm")
 
 #: Kinds that one process runs, which emulates the ranks.
 ONE_PROCESS = ("compare",)
@@ -42,6 +43,7 @@ _OF_KINDS: dict[str, tuple[tuple[str, ...], str, Any]] = {
     "families": (("headline", "numpy_backend", "compare"), "", ()),
     "drafters": (("draft",), " (--family)", ()),
     "draft_tokens": (("draft",), " (--draft-tokens)", None),
+    "hidden_sizes": (("norm",), " (--hidden-sizes)", ()),
 }
 
 
@@ -51,8 +53,8 @@ class Settings:
 
     rows: batch sizes. vocab: vocabulary size. dtypes: of the logits; the first one has the most times. tp: ranks
     that one process emulates, if it runs alone. calls: calls of a timed sample. rounds: samples. families: see
-    ``vpa.bench.families``. drafters, draft_tokens, hidden_size, intermediate_size: see ``vpa.bench.draft``. The rest:
-    see ``python -m vpa.run --help``.
+    ``vpa.bench.families``. drafters, draft_tokens, hidden_size, intermediate_size: see ``vpa.bench.draft``.
+    hidden_sizes: see ``vpa.bench.norm``. The rest: see ``python -m vpa.run --help``.
     """
 
     experiment: str
@@ -63,6 +65,7 @@ class Settings:
     dtypes: tuple[str, ...]
     families: tuple[str, ...]
     drafters: tuple[str, ...]
+    hidden_sizes: tuple[int, ...]
     tp: int
     calls: int
     rounds: int
@@ -146,9 +149,26 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
             f"an embedding of {settings.vocab} ids and hidden size {settings.hidden_size} has "
             f"{settings.vocab * settings.hidden_size} numbers; at most {MAX_LOGITS} are accepted: give fewer ids"
         )
+    _check_norm(settings)
     if settings.hidden is not None and settings.lm_head is None:
         raise UsageError("--hidden goes with --lm-head: hidden states are multiplied by a head")
     return dataclasses.replace(settings, dtypes=tuple(DTYPE_NAMES[dtype] for dtype in settings.dtypes))
+
+
+def _check_norm(settings: Settings) -> None:
+    """Refuse a norm whose partial sums of all ranks, residual and results, or whose head, would not fit."""
+    for hidden in settings.hidden_sizes:
+        numbers = max(settings.rows) * hidden * (settings.tp + 3)
+        if numbers > MAX_LOGITS:
+            raise UsageError(
+                f"{max(settings.rows)} rows of hidden size {hidden} on {settings.tp} ranks are {numbers} numbers; at "
+                f"most {MAX_LOGITS} are accepted: give fewer rows"
+            )
+        if settings.lm_head is None and settings.vocab * hidden > MAX_LOGITS:
+            raise UsageError(
+                f"a head of {settings.vocab} ids and hidden size {hidden} has {settings.vocab * hidden} numbers; at "
+                f"most {MAX_LOGITS} are accepted: give fewer ids"
+            )
 
 
 def _check_of_kinds(name: str, merged: dict[str, Any]) -> None:
@@ -183,6 +203,7 @@ _LISTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dtypes": (lambda entry: entry in DTYPE_NAMES, ", ".join(DTYPE_NAMES)),
     "families": (lambda entry: entry in FAMILIES, ", ".join(FAMILIES)),
     "drafters": (lambda entry: entry in drafters.FAMILIES, ", ".join(drafters.FAMILIES)),
+    "hidden_sizes": (lambda entry: _is_integer(entry) and 1 <= entry <= MAX_HIDDEN, f"integers from 1 to {MAX_HIDDEN}"),
 }
 
 
