@@ -153,6 +153,11 @@ def test_a_wrong_token_is_exit_code_1(monkeypatch, capsys):
         (["--family", "deepseek"], "headline: drafters (--family) goes with draft; this is headline"),
         (["compare", "--draft-tokens", "3"], "compare: draft_tokens (--draft-tokens) goes with draft"),
         (["draft", "--family", "eagle"], "drafters has 'eagle'; nemotron-h, deepseek, deepseek-v3.2 are accepted"),
+        (["--hidden-sizes", "768"], "headline: hidden_sizes (--hidden-sizes) goes with norm; this is headline"),
+        (["norm", "--hidden-sizes", "768,16385"], "hidden_sizes has 16385; integers from 1 to 16384 are accepted"),
+        (["norm", "--hidden-sizes", "x"], "--hidden-sizes is 'x'; integers with commas between"),
+        (["norm", "--rows", "100000", "--hidden-sizes", "8192"], "100000 rows of hidden size 8192 on 4 ranks are"),
+        (["norm", "--vocab", "2000000"], "a head of 2000000 ids and hidden size 768 has 1536000000 numbers; at most"),
         (["draft", "--vocab", "8388608"], "hidden size 256 has 2147483648 numbers; at most 1073741824 are accepted"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],
@@ -174,7 +179,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
         ("[cpu]\nexperiment = 'mine'", "no setting 'experiment'; there are kind,"),
         ("seed = 0x" + "f" * 5000, "experiment file"),
         ("rounds = 1000000000", "rounds is 1000000000; an integer from 1 to 10000"),
-        ("kind = 'timing'", "kind is 'timing'; headline, numpy_backend, compare, draft are"),
+        ("kind = 'timing'", "kind is 'timing'; headline, numpy_backend, compare, draft, norm are"),
         ("backend = 'cuda'", "backend is 'cuda'; numpy, raw"),
         ("rows = 5", "rows is 5; a list of integers from 0 to 1073741824"),
         ("rows = []", "rows is []; a list of"),
@@ -324,6 +329,66 @@ def test_drafting_with_a_real_head(head, tmp_path, capsys):
     assert run.main([*arguments, "--rows", "1,4"]) == 0
     assert "vocabulary 1000" in capsys.readouterr().out
     assert run.main([*arguments, "--hidden", str(tmp_path / "hidden.npy"), "--tp", "1"]) == 0
+
+
+SMALL_NORM = ["norm", "--vocab", "500", "--hidden-sizes", "96,33"]
+
+
+def test_the_norm(capsys, tmp_path):
+    path = tmp_path / "out.json"
+    assert run.main([*SMALL_NORM, "--rows", "2,0", "--dtype", "bf16,fp32", "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "floor: plain move" in printed and printed.rstrip().endswith("all tokens right")
+    rows = record.read(path)["rows"]
+    checked = {(row["input"], row["arm"], row["dtype"], row["rows"]) for row in rows if not row["samples_us"]}
+    assert len(checked) == 2 * (9 + 2) * 2 * 2 and not any(row["wrong"] for row in rows)
+    timed = {(row["input"], row["arm"]): row for row in rows if row["samples_us"]}
+    assert {row["dtype"] for row in timed.values()} == {"bfloat16"}
+    assert (
+        timed["norm 96", "fused"]["bytes_moved"]
+        == timed["norm 96", "floor: plain move"]["bytes_moved"]
+        == 7 * 2 * 96 * 2
+    )
+    assert timed["norm 33", "unfused"]["bytes_moved"] == 10 * 2 * 33 * 2
+    assert timed["norm 33", "fused"]["columns"] == 33 and timed["tail 33", "local argmax"]["columns"] != 33
+    assert {arm for stage, arm in timed if stage == "tail 96"} == {"full gather", "local argmax", "floor: no head"}
+
+
+@pytest.mark.parametrize(
+    ("where", "fault"),
+    [
+        ("vpa.rmsnorm.mean_of_squares", lambda h, group: np.ones(len(h), np.float32)),
+        ("vpa.bench.norm.full_argmax", lambda logits: np.zeros(len(logits), np.int64)),
+        ("vpa.logits.LogitsProcessor.get_top_tokens", lambda self, head, hidden: np.zeros(len(hidden), np.int64)),
+    ],
+    ids=["norm", "full", "local"],
+)
+def test_the_norm_counts_what_is_wrong(where, fault, monkeypatch, capsys):
+    if where == "vpa.rmsnorm.mean_of_squares":  # of the arms alone: the reference was made before
+        from vpa.bench import norm
+
+        right = norm._Inputs.normed
+
+        def normed(self, *settings):
+            self.expected  # noqa: B018
+            with monkeypatch.context() as patch:
+                patch.setattr(where, fault)
+                return right(self, *settings)
+
+        monkeypatch.setattr(norm._Inputs, "normed", normed)
+    else:
+        monkeypatch.setattr(where, fault)
+    assert run.main([*SMALL_NORM, "--rows", "3", "--check-only"]) == 1
+    assert "wrong rows" in capsys.readouterr().out
+
+
+def test_the_norm_before_a_real_head(head, tmp_path, capsys):
+    np.save(tmp_path / "hidden.npy", np.random.default_rng(0).standard_normal((2, 24)))
+    arguments = ["norm", "--lm-head", str(head), "--check-only"]
+    assert run.main([*arguments, "--hidden", str(tmp_path / "hidden.npy")]) == 0
+    assert "norm 24" in capsys.readouterr().out
+    assert run.main([*arguments, "--rows", "1", "--hidden-sizes", "96"]) == 2
+    assert "--hidden-sizes goes without a head; this one's is 24" in capsys.readouterr().err
 
 
 def test_a_batch_script_of_slurm_is_no_job_step(monkeypatch):
@@ -484,6 +549,19 @@ class TestOnAGpu:
         for name in ("raw", "numba"):
             assert run.main(["--rows", "1,3", "--vocab", "3000", "--backend", name, "--check-only"]) == 0
 
+    @pytest.mark.parametrize("backend", ["raw", "numba"])
+    def test_the_norm(self, tmp_path, backend):
+        path = tmp_path / "out.json"
+        small = ["--rows", "1,64", "--vocab", "4096", "--hidden-sizes", "7168,1025", "--backend", backend]
+        assert run.main(["norm", *small, "--json", str(path)]) == 0
+        timed = [row for row in record.read(path)["rows"] if row["samples_us"]]
+        found = {(row["mode"], row["cache"]) for row in timed if row["input"] == "norm 7168"}
+        assert found == {("captured", "hot"), ("captured", "cold"), ("eager", "hot")}
+        kernels = {"fused": 1, "unfused": 3}
+        for row in timed:
+            if row["mode"] == "captured" and row["arm"] in kernels:
+                assert row["kernels"] in (None, kernels[row["arm"]])
+
     @pytest.mark.mpi
     def test_over_nccl(self, ranks):
         done = ranks(
@@ -517,6 +595,27 @@ class TestJobs:
         assert done.returncode == 0, done.stderr
         assert time.monotonic() - start < 30
         assert "4 ranks, host memory" in done.stdout and "local argmax" in done.stdout
+
+    def test_four_ranks_norm(self, ranks):
+        start = time.monotonic()
+        done = ranks(4, ["-m", "vpa.run", "norm", "--check-only"], timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert time.monotonic() - start < 30
+        assert "4 ranks, host memory" in done.stdout and "norm 1025" in done.stdout
+
+    def test_two_ranks_time_the_norm_in_every_mode(self, ranks, tmp_path):
+        path = tmp_path / "out.json"
+        done = ranks(2, ["-m", "vpa.run", *SMALL_NORM, "--rows", "3", "--dtype", "fp16", "--json", path], timeout=60)
+        assert done.returncode == 0, done.stderr
+        timed = [row for row in record.read(path)["rows"] if row["samples_us"] and row["input"] == "norm 96"]
+        included = {row["arm"]: row["bytes_moved"] for row in timed if row["gather"] == "included"}
+        size = 3 * 96 * 2
+        assert included == {
+            "one_shot": size,
+            "all_reduce": size,
+            "sequence_parallel": 2 * size,
+            "floor: bare gather": size,
+        }
 
     def test_two_ranks_time_drafts(self, ranks, tmp_path):
         path = tmp_path / "out.json"

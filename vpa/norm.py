@@ -120,7 +120,7 @@ def rms_norm(x: Any, gain: Any, eps: float) -> Any:
     if x.dtype != gain.dtype:
         wide = (array.astype(np.float32, copy=False) for array in (x, gain))
         return rms_norm(*wide, eps).astype(gain.dtype, copy=False)
-    normed = arrays.namespace(x).empty(x.shape, x.dtype)
+    normed = arrays.namespace(x).empty(x.shape, f"u{x.itemsize}").view(x.dtype)  # not every library makes bf16
     if len(x):
         module = backends.select(None, x)
         module.residual_rmsnorm(

@@ -79,6 +79,10 @@ class _Plan:
             given = {**given, "vocab": source.head.vocab_size}
             if source.rows is not None:
                 given["rows"] = given["rows"] or [source.rows]
+            if contents.get("kind") == "norm":
+                if given["hidden_sizes"] not in (None, [source.head.hidden_size]):
+                    raise UsageError(f"--hidden-sizes goes without a head; this one's is {source.head.hidden_size}")
+                given["hidden_sizes"] = [source.head.hidden_size]
         plan = cls(name, contents, given, source, json)
         plan.settle(gpu=True)
         plan.settle(gpu=False)

@@ -92,7 +92,7 @@ def run(settings: Settings, job: Job, source: HeadInput | None, progress: Progre
     """Rows of the record, for every dtype, hidden size and batch size: the bits of the norm in every mode and rounding,
     and the tokens behind it both ways; then, unless ``check_only``, times in the first dtype."""
     for dtype in settings.dtypes:
-        for hidden in settings.hidden_sizes if source is None else (source.head.hidden_size,):
+        for hidden in settings.hidden_sizes:
             progress(f"making hidden size {hidden} in {dtype}")
             host = _seeded(settings, job, source, hidden, dtype)
             head = _head(settings, job, source, hidden, dtype)
