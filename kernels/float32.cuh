@@ -41,7 +41,7 @@ VPA_DEVICE Word word_of_single(u32 bits) {
 #endif
 }
 
-#if VPA_NVIDIA
+#if defined(__CUDA_ARCH__)
 VPA_DEVICE float add(float a, float b) {
     float sum;
     asm("add.rn.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
@@ -80,7 +80,7 @@ VPA_DEVICE float reciprocal_root(float x) {
 VPA_DEVICE void numbers_of(u32 word, float* numbers) {
 #if VPA_DTYPE == VPA_FP32
     numbers[0] = __uint_as_float(word);
-#elif VPA_DTYPE == VPA_FP16 && VPA_NVIDIA
+#elif VPA_DTYPE == VPA_FP16 && defined(__CUDA_ARCH__)
     asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
         : "=f"(numbers[0]), "=f"(numbers[1])
         : "r"(word));

@@ -16,12 +16,17 @@ def ordered(array: np.ndarray) -> np.ndarray:
     return np.where(bits >= sign, sign - bits, bits)
 
 
-def ulps(a: np.ndarray, b: np.ndarray) -> int:
-    """How many numbers lie between two arrays at most; NaN has to stand opposite NaN."""
+def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """How many numbers lie between those of two arrays; NaN has to stand opposite NaN."""
     assert a.dtype == b.dtype and a.shape == b.shape
     nan = np.isnan(a.astype(np.float64))
     assert np.array_equal(nan, np.isnan(b.astype(np.float64))), "NaN stands elsewhere"
-    return int(np.abs(ordered(a) - ordered(b))[~nan].max(initial=0))
+    return np.where(nan, 0, np.abs(ordered(a) - ordered(b)))
+
+
+def ulps(a: np.ndarray, b: np.ndarray) -> int:
+    """The largest of the distances."""
+    return int(distances(a, b).max(initial=0))
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from norm_oracle import KINDS, SWALLOWED, exact_norm, exact_sum, inputs, same, ulps
+from norm_oracle import KINDS, SWALLOWED, distances, exact_norm, exact_sum, inputs, same, ulps
 from oracle import DTYPES, laid_out, to_host
 
 import vpa
@@ -72,8 +72,8 @@ class TestRules:
                 with np.errstate(all="ignore"):
                     h = exact_sum(list(parts)).astype(np.float32) + residual.astype(np.float32)
             near = exact_norm(h, weight, EPS, rounding, DTYPES[dtype])
-            distances = np.min([np.abs(ordered_distance(normed, one)) for one in near], axis=0)
-            assert distances.max() <= (8 if dtype == "float32" else 1)
+            nearest = np.min([distances(normed, one) for one in near], axis=0)
+            assert nearest.max() <= (8 if dtype == "float32" else 1)
 
     def test_roundings_differ(self):
         parts, residual, weight = inputs("bfloat16", 2, 5, 768)
@@ -102,15 +102,6 @@ class TestRules:
                 assert mean == tree(chunks) * np.float32(1 / hidden)
 
 
-def ordered_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Distances in ulps, 0 where both are NaN."""
-    from norm_oracle import ordered
-
-    nan = np.isnan(a.astype(np.float64))
-    assert np.array_equal(nan, np.isnan(b.astype(np.float64))), "NaN stands elsewhere"
-    return np.where(nan, 0, ordered(a) - ordered(b))
-
-
 class TestBackends:
     """Every backend gives the bits of the rules, ``normed`` included."""
 
@@ -128,14 +119,13 @@ class TestBackends:
     @pytest.mark.parametrize("hidden", HIDDEN)
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_sizes(self, backend, dtype, hidden):
-        for rows, tp in ((1, 2), (7, 3)) if backend.is_slow else ((1, 1), (7, 2), (83, 4), (2, 8)):
-            if backend.is_slow and hidden > 1000:
-                rows = 1
+        for rows, tp in ((1 + hidden % 2, 3),) if backend.is_slow else ((1, 1), (7, 2), (83, 4), (2, 8)):
             self.check(backend, *inputs(dtype, tp, rows, hidden, rows))
 
     @pytest.mark.parametrize("hidden", [1, 2, 3, 7, 9, 255, 257, 16383, 16384])
     def test_small_and_largest_rows(self, backend, hidden):
-        for dtype in ("bfloat16", "float32"):
+        both = ("bfloat16", "float32")
+        for dtype in both[hidden % 2 :][:1] if backend.is_slow else both:
             self.check(backend, *inputs(dtype, 2, 1, hidden), rounding="unrounded_residual")
 
     @pytest.mark.parametrize("eps", [0.0, 1e-5, 1.0, 1e-42])
@@ -171,7 +161,7 @@ class TestBackends:
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_modes_agree_bit_for_bit(self, backend, dtype):
         cases = ((5, 4, "once"), (1, 3, "unrounded_residual"), (8, 2, "gemma"), (3, 8, "once"))
-        for rows, tp, rounding in cases[:2] if backend.is_slow else cases:
+        for rows, tp, rounding in cases[:1] if backend.is_slow else cases:
             parts, residual, weight = inputs(dtype, tp, rows, 136, rows)
             for mode in norm.MODES:
                 self.check(backend, parts, residual, weight, rounding=rounding, mode=mode)

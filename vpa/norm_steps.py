@@ -44,7 +44,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Steps over fixed memory: each call reads the arrays that it was made for and writes the two results again."""
+    """Steps over fixed memory: each call reads the arrays that it was made for and writes the two results again.
+
+    What has columns that do not lie side by side (residual, weight, one rank alone's partial sums) was copied before.
+    """
 
     normed: Any
     new_residual: Any
