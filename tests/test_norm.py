@@ -216,6 +216,22 @@ class TestBackends:
             )[1]
             assert same(to_host(got), rmsnorm.sum_over_ranks(parts))
 
+    @pytest.mark.gpu
+    def test_a_call_inside_a_capture_is_refused(self):
+        import cupy
+
+        parts, residual, weight = (cupy.asarray(array) for array in inputs("float32", 1, 2, 96))
+        arguments = parts[0], residual, weight, EPS, vpa.comm.solo()
+        vpa.allreduce_rmsnorm(*arguments)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            try:
+                with pytest.raises(ValueError, match=r"cannot be captured, .* vpa.norm_steps.prepare"):
+                    vpa.allreduce_rmsnorm(*arguments)
+            finally:
+                stream.end_capture()
+
     @staticmethod
     def run(backend, parts, residual, weight, eps: float = EPS, **settings) -> list[np.ndarray]:
         xp = backend.xp
@@ -241,6 +257,7 @@ class TestArguments:
             ({"eps": "1e-6"}, TypeError, "eps is '1e-6'; a real number is accepted"),
             ({"eps": -1e-6}, ValueError, "eps is -1e-06; a finite number from 0 on"),
             ({"eps": float("nan")}, ValueError, "eps is nan; a finite number from 0 on"),
+            ({"eps": 10**400}, ValueError, "a finite number from 0 on, which fp32 holds"),
             ({"eps": 1e39}, ValueError, r"eps is 1e\+39; a finite number from 0 on"),
             ({"partial": np.zeros((2, 96))}, TypeError, "partial is float64; bfloat16 or float16 or float32 is"),
             ({"partial": np.zeros((2, 96), np.uint16)}, TypeError, "partial is uint16; .*; view it as ml_dtypes"),

@@ -62,7 +62,7 @@ def allreduce_rmsnorm(
     The results are new arrays of the caller's library; arguments are not written. With ``one_shot``, and over host
     memory with any mode, both have the bits that ``vpa.rmsnorm`` says (a NaN where it says NaN). Raises ``TypeError``
     or ``ValueError`` on every rank where one rank's arguments do not fit or ranks' differ; that takes an exchange over
-    the host.
+    the host. Inside a capture of a CUDA graph it is refused: there its steps are made before, by ``vpa.norm_steps``.
     """
     check_communicator(comm)
     taken, call, module, error = None, None, None, None
@@ -115,6 +115,7 @@ def emulate_allreduce_rmsnorm(
     return taken[0].give_back(prepared.normed), taken[0].give_back(prepared.new_residual)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # infinities and NaNs are numbers like others
 def rms_norm(x: Any, gain: Any, eps: float) -> Any:
     """RMSNorm of the rows of ``x`` [rows, n] with ``gain`` [n]: rounded once, to the gain's dtype; NumPy or CuPy."""
     if x.dtype != gain.dtype:
@@ -161,9 +162,9 @@ def _checked(
     if isinstance(eps, (bool, np.bool_)) or not isinstance(eps, numbers.Real):
         raise TypeError(f"eps is {eps!r}; a real number is accepted")
     with np.errstate(over="ignore", under="ignore"):
-        single = np.float32(eps)
+        single = np.float32(min(eps, 2.0**128))  # which fp32 has no number for, nor an integer that float() refuses
     if not (eps >= 0 and math.isfinite(single)):
-        raise ValueError(f"eps is {eps!r}; a finite number from 0 on is accepted")
+        raise ValueError(f"eps is {eps!r}; a finite number from 0 on, which fp32 holds, is accepted")
     _check_array(name, partial, "[rows, hidden size]", 2, tuple(LOGITS_DTYPES.values()))
     shape = partial.shape
     if not 1 <= shape[1] <= MAX_HIDDEN:
@@ -178,6 +179,11 @@ def _checked(
         if array is not None and array.shape != wanted:
             raise ValueError(f"{what} is {list(array.shape)}; with {name} of {list(shape)} it is {list(wanted)}")
     module = backends.select(backend, partial)
+    if not arrays.is_host(partial) and arrays.is_capturing():
+        raise ValueError(
+            "a call cannot be captured, since its memory would not outlive it; make the steps before the capture with "
+            "vpa.norm_steps.prepare, and keep them as long as the graph"
+        )
     held = None if residual is None else rows_side_by_side(residual)
     return Call(shape, partial.dtype, held, rows_side_by_side(weight), single, mode, rounding), module
 
