@@ -5,8 +5,8 @@
 // are integers': CuPy compiles with -ftz=true, under which fp32 arithmetic loses subnormals. A product of two fp32
 // numbers is exact in fp64, and a quotient rounded to fp64 rounds on to fp32 as if at once.
 //
-// Needs VPA_DTYPE. VPA_TRANSFORM, 1 if there is anything to do; then VPA_SOFT_CAP and VPA_SCALE, the bits of fp32
-// numbers, of which a soft-cap of 0 means none.
+// Needs VPA_DTYPE and rounding.cuh. VPA_TRANSFORM, 1 if there is anything to do; then VPA_SOFT_CAP and VPA_SCALE, the
+// bits of fp32 numbers, of which a soft-cap of 0 means none.
 
 #if VPA_TRANSFORM
 
@@ -31,11 +31,6 @@ VPA_DEVICE double quotient_of(double a, double b) {
 #define product_of __dmul_rn
 #define quotient_of __ddiv_rn
 #endif
-
-// value / 2^shift to the nearest integer, ties to even; 0 < shift < 64.
-VPA_DEVICE u64 shifted(u64 value, u32 shift) {
-    return (value + ((1ull << (shift - 1)) - 1) + (value >> shift & 1)) >> shift;
-}
 
 // The number that fp32 bits are; not for NaN.
 VPA_DEVICE double double_of(u32 bits) {
@@ -66,31 +61,6 @@ VPA_DEVICE u32 single_of(double number) {
     }
     const u32 shift = 29 + (1023 - 126) - exponent;
     return shift > 53 ? sign : sign | (u32)shifted((magnitude & ((1ull << 52) - 1)) | 1ull << 52, shift);
-}
-
-// The logit nearest to the fp32 number with these bits.
-VPA_DEVICE Word word_of_single(u32 bits) {
-#if VPA_DTYPE == VPA_FP32
-    return bits;
-#else
-    const u32 sign = bits >> 16 & WORD_SIGN;
-    const u32 magnitude = bits & ~FLOAT_SIGN;
-    if (magnitude > FLOAT_INFINITY) {
-        return (Word)(WORD_INFINITY + 1);
-    }
-#if VPA_DTYPE == VPA_BF16
-    return (Word)(sign | (u32)shifted(magnitude, 16));
-#else
-    if (magnitude >= (u32)(127 + 16) << 23) {
-        return (Word)(sign | WORD_INFINITY);
-    }
-    if (magnitude >= (u32)(127 - 14) << 23) {
-        return (Word)(sign | (u32)shifted(magnitude - ((u32)(127 - 15) << 23), 13));
-    }
-    const u32 shift = 13 + (127 - 14) - (magnitude >> 23);
-    return (Word)(shift > 24 ? sign : sign | (u32)shifted((magnitude & 0x7FFFFFu) | 0x800000u, shift));
-#endif
-#endif
 }
 
 // tanh of a number as fp64, before it is rounded to fp32: E / (E + 2) with E = exp(2|x|) - 1.

@@ -9,8 +9,10 @@ Row = dict[str, Any]
 Table = list[list[str]]
 
 #: What arms are compared with, the first that a table has: the existing path of an engine, of CuPy, of NumPy; a drafter
-#: that gathers its logits.
-REFERENCES = ("existing (torch)", "existing (cupy)", "existing (numpy)", "numpy argmax", "full gather")
+#: that gathers its logits; a head's product and a scan after it.
+REFERENCES = (
+    "existing (torch)", "existing (cupy)", "existing (numpy)", "numpy argmax", "full gather", "product, scan",
+)  # fmt: skip
 
 
 def reference(arms: Iterable[str]) -> str | None:
