@@ -78,7 +78,7 @@ def test_shapes_leave_no_block_without_work():
         for size in (8, 1024, 4096, 7168):
             shape = head_launches.head_shape(rows, size, 32320, True, 132)
             assert shape.batch in (8, 16) and 1 <= shape.blocks <= 4 * 132
-            assert shape.sharers == 1 or size == 7168 and rows <= 4
+            assert shape.sharers == 1 or (size == 7168 and rows <= 4)
     assert head_launches.head_shape(1, 7168, 8, True, 132).blocks == 1
     assert head_launches.head_shape(1, 7168, 0, True, 132).blocks == 1
 
