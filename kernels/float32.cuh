@@ -5,41 +5,11 @@
 // subnormals all the same: an exception that docs/semantics.md states. Nothing is contracted to a fused multiply-add,
 // so that the bits are those of IEEE's single operations.
 //
-// Needs VPA_DTYPE, and what order.cuh says of a Word.
+// Needs VPA_DTYPE and rounding.cuh.
 
 #if VPA_HIP
 #pragma clang fp contract(off)
 #endif
-
-// value / 2^shift to the nearest integer, ties to even; 0 < shift < 64.
-VPA_DEVICE u64 shifted(u64 value, u32 shift) {
-    return (value + ((1ull << (shift - 1)) - 1) + (value >> shift & 1)) >> shift;
-}
-
-// The Word nearest to the fp32 number with these bits.
-VPA_DEVICE Word word_of_single(u32 bits) {
-#if VPA_DTYPE == VPA_FP32
-    return bits;
-#else
-    const u32 sign = bits >> 16 & WORD_SIGN;
-    const u32 magnitude = bits & ~FLOAT_SIGN;
-    if (magnitude > FLOAT_INFINITY) {
-        return (Word)(WORD_INFINITY + 1);
-    }
-#if VPA_DTYPE == VPA_BF16
-    return (Word)(sign | (u32)shifted(magnitude, 16));
-#else
-    if (magnitude >= (u32)(127 + 16) << 23) {
-        return (Word)(sign | WORD_INFINITY);
-    }
-    if (magnitude >= (u32)(127 - 14) << 23) {
-        return (Word)(sign | (u32)shifted(magnitude - ((u32)(127 - 15) << 23), 13));
-    }
-    const u32 shift = 13 + (127 - 14) - (magnitude >> 23);
-    return (Word)(shift > 24 ? sign : sign | (u32)shifted((magnitude & 0x7FFFFFu) | 0x800000u, shift));
-#endif
-#endif
-}
 
 #if defined(__CUDA_ARCH__)
 VPA_DEVICE float add(float a, float b) {

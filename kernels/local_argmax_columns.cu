@@ -7,7 +7,8 @@
 //
 // Needs what split.cuh and transform.cuh need; VPA_DTYPE; VPA_THREADS, threads of a block; VPA_WIDE, 1 if every column
 // starts at a 16-byte boundary and has whole 16 bytes of rows; VPA_LANES, threads side by side, a power of two up to
-// 32; VPA_LOADS, columns that a thread has in flight.
+// 32; VPA_LOADS, columns that a thread has in flight; VPA_NARROW, 1 if logits have 16 bits and a split at most 2^16
+// groups.
 
 #define WARPS (VPA_THREADS / VPA_WARP)
 #define GROUPS (VPA_THREADS / VPA_LANES)
@@ -54,17 +55,61 @@ VPA_DEVICE void keys_of_group(const Word* run, i64 stride, u32 count, u32 group,
 #endif
 }
 
-// The best of the candidates of all lanes that have this lane's rows, in each of them.
-VPA_DEVICE u64 best_over_lanes(u64 candidate) {
+// A key and the group that has it, ordered as a candidate is: the larger key, then the lower group. The key of a 16-bit
+// logit shares 32 bits with a group below 2^16, and one instruction then compares what takes two otherwise.
+#if VPA_NARROW
+typedef u32 Mark;
+
+VPA_DEVICE Mark mark_of(u32 key, u32 group) {
+    return key << 16 | (0xFFFFu - group);
+}
+
+VPA_DEVICE u32 key_of_mark(Mark mark) {
+    return mark >> 16;
+}
+
+VPA_DEVICE u32 group_of_mark(Mark mark) {
+    return 0xFFFFu - (mark & 0xFFFFu);
+}
+
+VPA_DEVICE Mark warp_best_mark(Mark mark) {
+    return warp_max(mark);
+}
+#else
+typedef u64 Mark;
+
+VPA_DEVICE Mark mark_of(u32 key, u32 group) {
+    return pack(key, ~group);
+}
+
+VPA_DEVICE u32 key_of_mark(Mark mark) {
+    return (u32)(mark >> 32);
+}
+
+VPA_DEVICE u32 group_of_mark(Mark mark) {
+    return ~(u32)mark;
+}
+
+VPA_DEVICE Mark warp_best_mark(Mark mark) {
+    return warp_best_of(mark);
+}
+#endif
+
+// The best of the marks of all lanes that have this lane's rows, in each of them.
+VPA_DEVICE Mark best_over_lanes(Mark mark) {
 #if VPA_LANES == 1
-    return warp_best_of(candidate);
+    return warp_best_mark(mark);
 #else
     for (i32 mask = VPA_WARP / 2; mask >= VPA_LANES; mask >>= 1) {
-        const u32 high = VPA_SHUFFLE_XOR((u32)(candidate >> 32), mask);
-        const u64 other = pack(high, VPA_SHUFFLE_XOR((u32)candidate, mask));
-        candidate = other > candidate ? other : candidate;
+#if VPA_NARROW
+        const Mark other = VPA_SHUFFLE_XOR(mark, mask);
+#else
+        const u32 high = VPA_SHUFFLE_XOR((u32)(mark >> 32), mask);
+        const Mark other = pack(high, VPA_SHUFFLE_XOR((u32)mark, mask));
+#endif
+        mark = other > mark ? other : mark;
     }
-    return candidate;
+    return mark;
 #endif
 }
 
@@ -77,8 +122,8 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024) local_argmax_col
                                                                                      i64 chunk,
                                                                                      VPA_GRID_CONSTANT Ranges ranges,
                                                                                      u32* out) {
-    __shared__ u64 found[ROWS][WARPS];  // key and group
-    __shared__ u64 row_best[ROWS];      // kept by lane 0 of the warp that takes the row
+    __shared__ Mark found[ROWS][WARPS];
+    __shared__ u64 row_best[ROWS];  // kept by lane 0 of the warp that takes the row
     const i64 first_row = (i64)(blockIdx.x / VPA_SPLITS) * ROWS;
     const i64 from = blockIdx.x % VPA_SPLITS * chunk;
     const u32 warp = threadIdx.x / VPA_WARP;
@@ -105,34 +150,31 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024) local_argmax_col
         }
         const Word* row_zero = logits + run.start * column_stride;
         const u32 groups = (u32)(((u64)run.count + VPA_LOADS - 1) / VPA_LOADS);
-        u32 top[MINE] = {};
-        u32 where[MINE] = {};
+        Mark top[MINE] = {};
         for (u64 group = place; group < groups; group += GROUPS) {
             u32 key[MINE];
             keys_of_group(row_zero + my_row * row_stride, column_stride, run.count, (u32)group, key);
 #pragma unroll
             for (i32 i = 0; i < MINE; i++) {
-                if (key[i] > top[i]) {
-                    top[i] = key[i];
-                    where[i] = (u32)group;
-                }
+                const Mark other = mark_of(key[i], (u32)group);
+                top[i] = other > top[i] ? other : top[i];
             }
         }
         __syncthreads();  // the last range's readers are done
 #pragma unroll
         for (i32 i = 0; i < MINE; i++) {
-            const u64 of_warp = best_over_lanes(pack(top[i], ~where[i]));
+            const Mark of_warp = best_over_lanes(top[i]);
             if (lane < VPA_LANES) {
                 found[mine + i][warp] = of_warp;
             }
         }
         __syncthreads();
         for (u32 row = warp; row < ROWS && first_row + row < num_rows; row += WARPS) {
-            const u64 best = warp_best_of(lane < WARPS ? found[row][lane] : NO_CANDIDATE);
-            const u32 key = (u32)(best >> 32);
+            const Mark best = warp_best_mark(lane < WARPS ? found[row][lane] : 0);
+            const u32 key = key_of_mark(best);
             u32 id_complement = 0;
             if (lane < VPA_LOADS) {
-                const u32 column = column_number(~(u32)best, lane, run.count);
+                const u32 column = column_number(group_of_mark(best), lane, run.count);
                 const Word word = transformed(row_zero[(first_row + row) * row_stride + column * column_stride]);
                 id_complement = logit_key(word) == key ? ~(run.first_id + column) : 0;
             }

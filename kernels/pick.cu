@@ -3,8 +3,9 @@
 // `gathered` is a dim-0 all-gather: rank r's candidates of row b are line r * num_rows + b, VPA_WIDTH candidates long.
 // No copy that moves the rank axis is needed, since the pick can stride over it.
 //
-// Needs VPA_WIDTH; VPA_RANKS, ranks that contributed; VPA_PAIRS, 1 if candidates are fp32 pairs, 0 if packed;
-// VPA_THREADS, threads of a block: one row for each 32 of them.
+// Needs VPA_KEEP, 1 to write a row's best candidate, packed, in place of its id; VPA_WIDTH; VPA_RANKS, ranks that
+// contributed; VPA_PAIRS, 1 if candidates are fp32 pairs, 0 if packed; VPA_THREADS, threads of a block: one row for
+// each 32 of them.
 
 #define CANDIDATES (VPA_RANKS * VPA_WIDTH)
 #define STEPS ((CANDIDATES + VPA_WARP - 1) / VPA_WARP)
@@ -12,7 +13,7 @@
     (STEPS < 8 ? STEPS : 8)  // candidates that a lane loads before it compares any: a latency less for each
 
 extern "C" __global__ void __launch_bounds__(VPA_THREADS)
-    pick_from_candidates(const void* gathered, i64 num_rows, i64* ids) {
+    pick_from_candidates(const void* gathered, i64 num_rows, i64* out) {
     const i64 row = (i64)blockIdx.x * (VPA_THREADS / VPA_WARP) + threadIdx.x / VPA_WARP;
     if (row >= num_rows) {
         return;  // a whole warp at a time
@@ -39,6 +40,6 @@ extern "C" __global__ void __launch_bounds__(VPA_THREADS)
     }
     best = warp_best_of(best);
     if (threadIdx.x % VPA_WARP == 0) {
-        ids[row] = id_of_packed(best);
+        out[row] = VPA_KEEP ? (i64)best : id_of_packed(best);
     }
 }

@@ -5,8 +5,8 @@
 // are integers': CuPy compiles with -ftz=true, under which fp32 arithmetic loses subnormals. A product of two fp32
 // numbers is exact in fp64, and a quotient rounded to fp64 rounds on to fp32 as if at once.
 //
-// Needs VPA_DTYPE, and float32.cuh for roundings to integers and to Words. VPA_TRANSFORM, 1 if there is anything to do;
-// then VPA_SOFT_CAP and VPA_SCALE, the bits of fp32 numbers, of which a soft-cap of 0 means none.
+// Needs VPA_DTYPE and rounding.cuh. VPA_TRANSFORM, 1 if there is anything to do; then VPA_SOFT_CAP and VPA_SCALE, the
+// bits of fp32 numbers, of which a soft-cap of 0 means none.
 
 #if VPA_TRANSFORM
 

@@ -23,6 +23,7 @@ LAYERS = [
     ["vpa.backends"],
     ["vpa.scan", "vpa.pick"],
     ["vpa.comm"],
+    ["vpa.captured"],
     ["vpa.top_tokens"],
     ["vpa.emulate"],
     ["vpa.weights", "vpa.linear"],
@@ -49,6 +50,7 @@ LAZY = {"cupy", "cupyx", "cupy_backends", "numba", "mpi4py", "matplotlib", "torc
 
 #: Modules that exist for one of those, and are themselves imported only when it is used.
 OF_ONE_LIBRARY = {
+    "vpa.backends.cublas",
     "vpa.backends.launcher",
     "vpa.backends.raw",
     "vpa.backends.numba_",

@@ -114,7 +114,7 @@ def test_large_rows_are_transformed_block_by_block(monkeypatch):
         sizes.append(logits.nbytes)
         return transform.apply(settings, logits)
 
-    monkeypatch.setattr(numpy_, "apply", counted)
+    monkeypatch.setattr(numpy_, "apply_transform", counted)
     shard = VocabShard.even(40000, 1)[0]
     logits = make_shard("random", 0, 128, shard, DTYPES["bfloat16"])
     candidates = vpa.local_argmax_candidates(logits, shard, transform=Transform(soft_cap=30))

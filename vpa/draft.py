@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vpa import arrays
+from vpa.captured import CapturedTokens, check_capturable
 from vpa.comm import agree
 from vpa.linear import check_floats
 from vpa.logits import full_argmax
@@ -37,6 +38,41 @@ def draft_tokens(
     return draft_by(select, drafter, hidden, num_draft_tokens, token_ids=token_ids, positions=positions)
 
 
+def capture_drafts(
+    drafter: Any,
+    hidden: Any,
+    num_draft_tokens: int,
+    *,
+    token_ids: Any = None,
+    positions: Any = None,
+    use_local_argmax_reduction: bool = True,
+) -> CapturedTokens:
+    """``draft_tokens`` as one CUDA graph, all positions with their products and gathers; every rank calls it.
+
+    Arguments as for ``draft_tokens``, GPU arrays; the graph reads them at each ``replay()``, so change them in place.
+    Its ``tokens`` are the drafts. ``ValueError`` on every rank for host arrays, and for a communicator whose
+    collectives pass through the host.
+    """
+    comm, error = drafter.logits_processor.comm, None
+    try:
+        array = arrays.given(hidden, "hidden").array
+        if arrays.is_host(array):
+            raise ValueError("a CUDA graph is captured from GPU arrays; got NumPy arrays")
+        check_capturable(comm)
+        steps = _count(num_draft_tokens)
+        kept = [None if given is None else arrays.given(given, "given").array for given in (token_ids, positions)]
+    except Exception as failure:  # told to the other ranks, then raised
+        error = failure
+    agree(comm, {} if error else {"function": "capture_drafts"}, error)
+    select = drafter.get_top_tokens if use_local_argmax_reduction else full_selection(drafter)
+    drafts = arrays.namespace(array).empty((len(array), steps), np.int64)
+
+    def enqueue() -> None:
+        drafts[...] = draft_by(select, drafter, array, steps, token_ids=kept[0], positions=kept[1])
+
+    return CapturedTokens(comm, enqueue, (drafter, array, *kept), drafts)
+
+
 def full_selection(drafter: Any) -> Callable[[Any, int], Any]:
     """Tokens by the full gather: (hidden, step) -> int64 [B]."""
     return lambda hidden, step=0: full_argmax(drafter.compute_logits(hidden, step))
@@ -59,9 +95,7 @@ def draft_by(
         check_floats("hidden", hidden, 2, like=drafter.embedding)
         if hidden.shape[1] != drafter.embedding.shape[1]:
             raise ValueError(f"hidden has {hidden.shape[1]} columns; the drafter takes {drafter.embedding.shape[1]}")
-        steps = integer("num_draft_tokens", num_draft_tokens)
-        if steps < 0:
-            raise ValueError(f"num_draft_tokens is {steps}; it is at least 0")
+        steps = _count(num_draft_tokens)
         if token_ids is not None:
             token_ids = _integers("token_ids", token_ids, hidden, len(drafter.embedding))
         positions = xp.ones(len(hidden), np.int64) if positions is None else _integers("positions", positions, hidden)
@@ -81,6 +115,13 @@ def draft_by(
         drafts[:, step] = token_ids
         positions = positions + 1
     return taken.give_back(drafts)
+
+
+def _count(num_draft_tokens: int) -> int:
+    steps = integer("num_draft_tokens", num_draft_tokens)
+    if steps < 0:
+        raise ValueError(f"num_draft_tokens is {steps}; it is at least 0")
+    return steps
 
 
 def _integers(name: str, argument: Any, like: Any, below: int | None = None) -> Any:

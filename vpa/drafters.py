@@ -130,7 +130,8 @@ class _DeepSeek:
 
     def _pre_norm(self, token_ids: Any, positions: Any, hidden: Any, step: int) -> Any:
         embedding = _rows_of(self.embedding, token_ids)
-        embedding.view(f"u{embedding.itemsize}")[positions == 0] = 0  # the first token has no hidden state before it
+        words = embedding.view(f"u{embedding.itemsize}")
+        words *= (positions != 0)[:, None]  # the first token has no hidden state before it
         return self.layers[self.layer_of(step)](embedding, hidden)
 
 

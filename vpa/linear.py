@@ -1,4 +1,7 @@
-"""Matrix products as a drafter's parts take them: accumulated in fp32, the bias added there, rounded once."""
+"""Matrix products as a drafter's parts take them: accumulated in fp32, the bias added there, rounded once.
+
+On a GPU cuBLAS does them, in a way that a CUDA graph can hold: see ``vpa.backends.cublas``.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vpa import arrays
+from vpa import arrays, backends
 from vpa.order import LOGITS_DTYPES
 
 
@@ -20,6 +23,7 @@ class Linear:
 
     weight: Any
     bias: Any = None
+    wide_bias: Any = field(init=False, repr=False)  # the bias in fp32, in which it is added
     _wide: Any = field(init=False, repr=False)  # the weight in fp32: NumPy has no fast product of 16-bit numbers
 
     def __post_init__(self) -> None:
@@ -30,6 +34,8 @@ class Linear:
                 raise ValueError(f"bias has {len(self.bias)} numbers, the weight {len(self.weight)} rows; one for each")
         wide = self.weight.astype(np.float32, copy=False) if arrays.is_host(self.weight) else None
         object.__setattr__(self, "_wide", wide)
+        bias = None if self.bias is None else self.bias.astype(np.float32, copy=False)
+        object.__setattr__(self, "wide_bias", bias)
 
     @property
     def dtype(self) -> np.dtype:
@@ -43,13 +49,16 @@ class Linear:
         check_floats("hidden", x, 2, like=self.weight)
         if x.shape[1] != self.weight.shape[1]:
             raise ValueError(f"hidden is [{len(x)}, {x.shape[1]}]; the weight takes [rows, {self.weight.shape[1]}]")
-        if self._wide is None and self.bias is None:
-            return x.astype(self.dtype, copy=False) @ self.weight.T
-        wide = self.weight.astype(np.float32, copy=False) if self._wide is None else self._wide
+        x = x.astype(self.dtype, copy=False)
         with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaNs are numbers like others
-            product = x.astype(self.dtype, copy=False).astype(np.float32, copy=False) @ wide.T
+            if self.bias is None and self._wide is None:
+                return backends.product(x, self.weight, self.dtype)
+            if self._wide is None:
+                product = backends.product(x, self.weight, np.dtype(np.float32))
+            else:
+                product = x.astype(np.float32, copy=False) @ self._wide.T
             if self.bias is not None:
-                product += self.bias.astype(np.float32, copy=False)
+                product += self.wide_bias
             return product.astype(self.dtype, copy=False)
 
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from vpa import arrays, top_tokens, weights
+from vpa import arrays, backends, top_tokens, weights
 from vpa.comm import agree, check_communicator, solo
 from vpa.emulate import emulate_top_tokens
-from vpa.linear import Linear
-from vpa.transform import Transform, apply
+from vpa.linear import Linear, check_floats
+from vpa.pick import pick_from_candidates
+from vpa.scan import apply_transform
+from vpa.transform import Transform
 from vpa.vocab import VocabShard, integer
 
 
@@ -110,6 +112,26 @@ class ParallelLMHead:
         """Local logits [B, width] of hidden states [B, hidden_size], with the bias, before any transform."""
         return self._linear(hidden)
 
+    def candidates(self, hidden: Any, transform: Transform) -> Any:
+        """The best candidate of each row, uint64 [B, 1], packed, of hidden states [B, hidden_size], GPU arrays, by one
+        kernel that multiplies and scans; what it promises says ``LogitsProcessor``."""
+        check_floats("hidden", hidden, 2, like=self.weight)
+        if arrays.is_host(hidden):
+            raise TypeError("a fused product takes GPU arrays; got NumPy arrays: leave fused unset for them")
+        if hidden.shape[1] != self.hidden_size:
+            raise ValueError(f"hidden is [{len(hidden)}, {hidden.shape[1]}]; the head takes [rows, {self.hidden_size}]")
+        module, xp = backends.select("raw", hidden), arrays.namespace(hidden)
+        words = f"u{self.weight.itemsize}"
+        rounded = xp.ascontiguousarray(hidden.astype(self.weight.dtype, copy=False).view(words))
+        weight = self.weight
+        if weight.strides[1] != weight.itemsize:
+            raise ValueError("the head's weight is strided along hidden; a fused product takes rows of neighbours")
+        out = xp.empty((len(hidden), 1), np.uint64)
+        if len(hidden):
+            applied = None if transform.is_identity else transform
+            module.head_candidates(rounded.view(weight.dtype), weight, self.shard, self._linear.wide_bias, applied, out)
+        return out
+
 
 #: A head as a processor takes it: this rank's, or a list of all ranks' that one process plays.
 Head = ParallelLMHead | Sequence[ParallelLMHead]
@@ -125,6 +147,11 @@ class LogitsProcessor:
     draft_to_target: int [ids of the head]; draft id ``d`` is id ``d + draft_to_target[d]`` of the target's vocabulary,
         of ``target_vocab_size`` ids. Target ids have to ascend: then ties fall alike in both vocabularies.
     layout, backend: as for ``vpa.get_top_tokens``.
+    fused: ``get_top_tokens`` multiplies and scans in one kernel, which reads the head once and never writes logits; for
+        GPU arrays, layout ``packed`` and backend ``raw``. It gives the tokens of the two steps, product and scan,
+        wherever its fp32 sums, once rounded, are theirs: the order of a sum is the kernel's own, and where it rounds to
+        another logit, an id whose logit was within that of the largest may be picked. Made for few rows, up to 16: from
+        17 on the head is read again for each 16.
 
     Raises ``TypeError`` or ``ValueError`` for settings that do not fit. ``compute_logits`` and ``get_top_tokens`` are
     called by every rank, and raise on every rank where one rank's arguments do not fit or ranks' differ.
@@ -137,13 +164,20 @@ class LogitsProcessor:
     target_vocab_size: int | None = None
     layout: str = "packed"
     backend: str | None = None
+    fused: bool = False
     transform: Transform = field(init=False)
     _targets: Any = field(init=False, repr=False)  # target ids of draft ids, int64 of NumPy; None without a map
+    _targets_on: dict = field(init=False, repr=False, default_factory=dict)  # device -> the same there
 
     def __post_init__(self) -> None:
         check_communicator(self.comm)
         arrays.check_layout(self.layout)
         object.__setattr__(self, "transform", Transform(self.scale, self.soft_cap))
+        if self.fused and (self.layout != "packed" or self.backend not in (None, "raw")):
+            raise ValueError(
+                f"fused is set with layout {self.layout!r} and backend {self.backend!r}; a fused product gives packed "
+                f"candidates, by backend 'raw' (or None)"
+            )
         object.__setattr__(self, "_targets", _targets_of(self.draft_to_target, self.target_vocab_size))
 
     def compute_logits_local(self, head: Head, hidden: Any) -> Any:
@@ -186,6 +220,8 @@ class LogitsProcessor:
         They are the argmax of ``compute_logits``, the lowest id of the largest value, for every input. One exception:
         where a map leaves target ids without logits, a row of -inf alone gives the first id that has one.
         """
+        if self.fused:
+            return self._fused_tokens(head, hidden)
         if isinstance(head, ParallelLMHead):
             taken = None
 
@@ -212,15 +248,41 @@ class LogitsProcessor:
             )
         return taken.give_back(self.target_tokens(tokens))
 
+    def _fused_tokens(self, head: Head, hidden: Any) -> Any:
+        taken = None
+
+        def compute() -> Any:
+            nonlocal taken
+            taken = arrays.given(hidden, "hidden")
+            heads = _heads(head, self.comm, self._targets)
+            parts = [one.candidates(taken.array, self.transform) for one in heads]
+            return parts[0] if len(parts) == 1 else arrays.namespace(parts[0]).concatenate(parts)
+
+        if isinstance(head, ParallelLMHead):
+            dtype = head.weight.dtype
+            tokens = top_tokens.tokens_of_candidates(compute, head.shard, self.comm, dtype, self.transform)
+        else:
+            gathered = compute()
+            tokens = pick_from_candidates(gathered, len(gathered) // len(head))
+        return taken.give_back(self.target_tokens(tokens))
+
     def target_tokens(self, tokens: Any) -> Any:
         """The target's ids of a head's ids, int64 [B], NumPy or CuPy; without a map the same."""
         if self._targets is None:
             return tokens
-        xp = arrays.namespace(tokens)
-        return xp.take(xp.asarray(self._targets), tokens)
+        return arrays.namespace(tokens).take(self._targets_beside(tokens), tokens)
 
     def _transformed(self, logits: Any) -> Any:
-        return logits if self.transform.is_identity else apply(self.transform, logits)
+        return logits if self.transform.is_identity else apply_transform(self.transform, logits)
+
+    def _targets_beside(self, array: Any) -> Any:
+        """The map in the memory of ``array``, copied there once: a graph could not copy from the host's."""
+        if arrays.is_host(array):
+            return self._targets
+        device = array.device.id
+        if device not in self._targets_on:
+            self._targets_on[device] = arrays.namespace(array).asarray(self._targets)
+        return self._targets_on[device]
 
     def _scattered(self, logits: Any) -> Any:
         """Logits of the head's ids as those of the target's."""
@@ -230,7 +292,7 @@ class LogitsProcessor:
         infinity = np.array(-np.inf).astype(logits.dtype).view(words)
         xp = arrays.namespace(logits)
         scattered = xp.full((len(logits), self.target_vocab_size), infinity[()], words)
-        scattered[:, xp.asarray(self._targets)] = logits.view(words)
+        scattered[:, self._targets_beside(logits)] = logits.view(words)
         return scattered.view(logits.dtype)
 
 

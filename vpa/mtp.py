@@ -92,9 +92,11 @@ class MTPLayer:
     def __call__(self, embedding: Any, hidden: Any) -> Any:
         """The pre-norm hidden state [rows, hidden] from the embedding of the last token and the last hidden state."""
         parts = [rms_norm(embedding, self.token_norm, self.eps), rms_norm(hidden, self.hidden_norm, self.eps)]
-        words, xp = f"u{parts[0].itemsize}", arrays.namespace(embedding)  # not every library joins bf16
-        joined = xp.concatenate([part.view(words) for part in parts], axis=1).view(parts[0].dtype)
-        x = self.projection(joined)
+        # Not joined by concatenate: CuPy's copies addresses from the host, which a CUDA graph would not keep.
+        rows, size = embedding.shape
+        joined = arrays.namespace(embedding).empty((rows, 2 * size), f"u{parts[0].itemsize}")
+        joined[:, :size], joined[:, size:] = (part.view(joined.dtype) for part in parts)
+        x = self.projection(joined.view(parts[0].dtype))
         for block in self.blocks:
             x = block(x, self.eps)
         return x

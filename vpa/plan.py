@@ -57,7 +57,7 @@ class Plan:
 
     def in_one_kernel(self) -> bool:
         """Whether a block takes a whole row and holds it in registers: then one rank needs no pick. On one H200, bf16
-        [1, 32768], that took 1.8 us, and the scan and the pick 1.3 and 1.0; a row of twice the bytes took 2.5."""
+        [1, 32768], that took 1.8 us, and the scan and the pick 1.3 and 0.8; a row of twice the bytes took 2.5."""
         return self.multiprocessors > 0 and self.columns * self.itemsize <= 16 * LOADS * MAX_THREADS
 
     def most_candidates(self, max_rows: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vpa import arrays, backends
 from vpa.plan import SPLITS
-from vpa.transform import Transform, apply, check_transform
+from vpa.transform import Transform, check_transform
 from vpa.vocab import VocabShard, positive
 
 
@@ -56,7 +56,12 @@ def transformed(module: ModuleType, logits: Any, transform: Transform | None) ->
         return logits, ()
     if getattr(module, "TRANSFORMS", False):
         return logits, (transform,)
-    return apply(transform, logits), ()
+    return apply_transform(transform, logits), ()
+
+
+def apply_transform(transform: Transform, logits: Any) -> Any:
+    """Transformed logits as a new array of the shape, dtype and library of ``logits``; a NaN may have other bits."""
+    return backends.select(None, logits).apply_transform(transform, logits)
 
 
 def check(

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from vpa import arrays, backends
+from vpa.captured import CapturedTokens, check_capturable
 from vpa.comm import agree, check_carries, check_communicator
+from vpa.pick import pick_from_candidates
 from vpa.plan import Plan
-from vpa.scan import candidates_shape, check, transformed
-from vpa.transform import Transform, apply, check_transform
+from vpa.scan import apply_transform, candidates_shape, check, transformed
+from vpa.transform import Transform, check_transform
 from vpa.vocab import VocabShard, positive
 
 #: For host arrays, whatever GPUs there are.
@@ -77,6 +79,31 @@ def tokens_of_computed(
         steps = _Steps.of(module, taken.array, shard, layout, transform, plan, None, tokens)
         steps.enqueue(taken.array, comm, tokens)
     return taken.give_back(tokens)
+
+
+def tokens_of_candidates(
+    compute: Callable[[], Any], shard: VocabShard, comm: Any, dtype: Any, transform: Transform | None
+) -> Any:
+    """The tokens of one packed candidate a row, uint64 [B, 1], that ``compute()`` gives for this rank's shard.
+
+    dtype: of the logits, which ranks must have alike, as the transform and B; an error in computing is told to all.
+    """
+    check_communicator(comm)
+    candidates, error = None, None
+    try:
+        candidates = compute()
+        _check_comm(shard, comm, candidates)
+    except Exception as failure:  # told to the other ranks, then raised
+        error = failure
+    facts = {}
+    if error is None:
+        facts = _facts("get_top_tokens (fused)", shard, "packed", transform, dtype, **_of_call(candidates))
+    agree(comm, facts, error)
+    gathered, rows = candidates, len(candidates)
+    if comm.size > 1 and rows:
+        gathered = arrays.namespace(candidates).empty((comm.size * rows, 1), np.uint64)
+        comm.all_gather(candidates, gathered)
+    return pick_from_candidates(gathered, rows)
 
 
 class TopTokens:
@@ -153,7 +180,7 @@ class TopTokens:
                     self._enqueue_in_order(steps, taken.array, target.array, capturing)
         return arrays.returned(target, out)
 
-    def capture(self, logits: Any) -> CapturedTopTokens:
+    def capture(self, logits: Any) -> CapturedTokens:
         """Capture the call on ``logits`` [B, width], a GPU array, into one CUDA graph. Every rank calls it, B alike.
 
         Warms up first: kernels are compiled and the communicator has carried one gather before the capture begins.
@@ -165,7 +192,7 @@ class TopTokens:
             module = self._check(array)
             if arrays.is_host(array):
                 raise ValueError("a CUDA graph is captured from GPU arrays; got a NumPy array")
-            _check_capturable(self.comm)
+            check_capturable(self.comm)
             _check_applied(module, self.transform)
         except Exception as failure:
             error = failure
@@ -181,7 +208,7 @@ class TopTokens:
             if steps is not None:
                 steps.enqueue(array, self.comm, tokens)
 
-        return CapturedTopTokens(self.comm, enqueue, (array, steps, tokens), tokens)
+        return CapturedTokens(self.comm, enqueue, (array, steps, tokens), tokens)
 
     def _check(self, logits: Any) -> ModuleType:
         module = check(logits, self.shard, self.layout, self.backend)
@@ -195,7 +222,7 @@ class TopTokens:
 
     def _check_captured(self, logits: Any, kind: Any, out: Any) -> None:
         """Raise if a call of this kind cannot be part of a capture that the caller has under way."""
-        _check_capturable(self.comm)
+        check_capturable(self.comm)
         _check_applied(backends.select(self.backend, logits), self.transform)
         if kind not in self._steps:
             raise RuntimeError(
@@ -251,48 +278,6 @@ class TopTokens:
         finally:  # a step that fails has others before it
             event.record(stream)
             self._last[device] = (place, event)
-
-
-class CapturedTopTokens:
-    """One call of ``TopTokens`` as a CUDA graph over fixed memory; made by ``TopTokens.capture``.
-
-    ``tokens``: int64 [B], a CuPy array that every ``replay`` overwrites. The graph reads the logits that were captured,
-    which it keeps alive: change them in place.
-    """
-
-    def __init__(self, comm: Any, enqueue: Any, keep: tuple[Any, ...], tokens: Any) -> None:
-        import cupy
-
-        self.tokens = tokens
-        self._comm, self._keep = comm, keep
-        caller, stream = cupy.cuda.get_current_stream(), cupy.cuda.Stream(non_blocking=True)
-        stream.wait_event(caller.record())
-        with stream:
-            enqueue()
-            stream.synchronize()
-            stream.begin_capture()
-            try:
-                enqueue()
-            finally:
-                self._graph = stream.end_capture()
-        if hasattr(comm, "adopt"):
-            comm.adopt(self)
-
-    def replay(self) -> Any:
-        """Launch the graph on CuPy's current stream; returns ``tokens``, complete when the stream has come this far."""
-        if self._graph is None:
-            raise RuntimeError("this graph was closed, with its communicator or by close()")
-        import cupy
-
-        stream = cupy.cuda.get_current_stream()
-        self._graph.launch(stream)
-        if hasattr(self._comm, "watch"):
-            self._comm.watch(stream)
-        return self.tokens
-
-    def close(self) -> None:
-        """Drop the graph. Its communicator does this when it is closed."""
-        self._graph = None
 
 
 @dataclass(frozen=True)
@@ -376,7 +361,7 @@ class _Steps:
 
 def _after(transform: Transform | None, launch: Any) -> Any:
     """A packed launch over transformed logits, for a backend that does not apply the transform itself."""
-    return launch if transform is None else lambda logits, out: launch(apply(transform, logits), out)
+    return launch if transform is None else lambda logits, out: launch(apply_transform(transform, logits), out)
 
 
 def _facts(
@@ -397,14 +382,6 @@ def _facts(
 def _of_call(logits: Any) -> dict[str, Any]:
     """What ranks must have alike in one call: the plan, too, follows from it."""
     return {"rows": len(logits), "arrays": arrays.namespace(logits).__name__}
-
-
-def _check_capturable(comm: Any) -> None:
-    if not getattr(comm, "capturable", False):
-        raise ValueError(
-            f"collectives over transport {getattr(comm, 'transport', '?')!r} cannot be captured; "
-            f"use vpa.comm.from_mpi('nccl'), or call without capturing"
-        )
 
 
 def _check_applied(module: ModuleType, transform: Transform | None) -> None:

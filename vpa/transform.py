@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from vpa.arrays import is_host, namespace
-
 
 @dataclass(frozen=True)
 class Transform:
@@ -52,22 +50,19 @@ def check_transform(transform: Any) -> None:
         raise TypeError(f"transform is a {type(transform).__name__}; a vpa.Transform or None is accepted")
 
 
-def apply(transform: Transform, logits: Any) -> Any:
-    """The transformed logits as a new array of the shape, dtype and library of ``logits``; a NaN may have other bits.
+def apply(transform: Transform, logits: np.ndarray) -> np.ndarray:
+    """The transformed logits as a new NumPy array of the same shape and dtype; a NaN may have other bits.
 
-    A 16-bit logit is looked up in a table of all 65536 results: one pass, whatever the transform. On a GPU this is for
-    logits that are gathered; the raw backend's scan has the steps in its kernel (``kernels/transform.cuh``).
+    A 16-bit logit is looked up in a table of all 65536 results: one pass, whatever the transform. GPU backends have the
+    steps in ``kernels/transform.cuh``.
     """
     if logits.dtype.itemsize == 2:
-        table = (
-            _table(transform, logits.dtype) if is_host(logits) else _table_on_gpu(transform, logits.dtype, _device())
-        )
-        return namespace(logits).take(table, logits.view(np.uint16)).view(logits.dtype)
+        return np.take(_table(transform, logits.dtype), logits.view(np.uint16)).view(logits.dtype)
     return _steps(transform, logits)
 
 
 @np.errstate(over="ignore", under="ignore", invalid="ignore")  # infinities and NaNs are logits like others
-def _steps(transform: Transform, logits: Any) -> Any:
+def _steps(transform: Transform, logits: np.ndarray) -> np.ndarray:
     dtype = logits.dtype
     if transform.soft_cap is not None:
         cap = np.float32(transform.soft_cap)
@@ -87,19 +82,6 @@ def _table(transform: Transform, dtype: np.dtype) -> np.ndarray:
     return table
 
 
-@functools.lru_cache(maxsize=64)
-def _table_on_gpu(transform: Transform, dtype: np.dtype, device: int) -> Any:
-    import cupy
-
-    return cupy.asarray(_table(transform, dtype))
-
-
-def _device() -> int:
-    import cupy
-
-    return cupy.cuda.runtime.getDevice()
-
-
 #: ln 2 as two fp64 numbers: the first has 32 bits, so its products with integers below 2^21 are exact.
 LN2_HIGH = float.fromhex("0x1.62e42feep-1")
 LN2_LOW = 1.9082149292705877e-10
@@ -113,23 +95,22 @@ EXPM1_COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(2, 14))
 MOST = 40.0
 
 
-def tanh(values: Any) -> Any:
+def tanh(values: np.ndarray) -> np.ndarray:
     """tanh of fp32 values, any shape, as fp32: E / (E + 2) with E = exp(2|x|) - 1, in fp64; sign and NaN are kept."""
-    xp = namespace(values)
     with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
-        twice = xp.minimum(2.0 * xp.abs(values.astype(np.float64)), MOST)
-    power = xp.rint(twice * PER_LN2)
+        twice = np.minimum(2.0 * np.abs(values.astype(np.float64)), MOST)
+    power = np.rint(twice * PER_LN2)
     rest = (twice - power * LN2_HIGH) - power * LN2_LOW
-    series = xp.full_like(rest, EXPM1_COEFFICIENTS[-1])
+    series = np.full_like(rest, EXPM1_COEFFICIENTS[-1])
     for coefficient in reversed(EXPM1_COEFFICIENTS[:-1]):
         series *= rest
         series += coefficient
     series *= rest * rest
     series += rest  # exp(rest) - 1
-    whole = xp.ldexp(1.0, xp.nan_to_num(power).astype(np.int32))
+    whole = np.ldexp(1.0, np.nan_to_num(power).astype(np.int32))
     series *= whole
     series += whole - 1.0  # exp(twice) - 1
-    return xp.copysign((series / (series + 2.0)).astype(np.float32), values)
+    return np.copysign((series / (series + 2.0)).astype(np.float32), values)
 
 
 def _single(name: str, value: Any) -> float:

@@ -18,6 +18,8 @@ REGISTERS = {
     "local_argmax_candidates": 64,
     "local_argmax_columns": 72,
     "pick_from_candidates": 64,
+    "head_candidates": 128,
+    "transform_logits": 64,
     "residual_rmsnorm": 80,
     "empty": 16,
     "plain_read": 48,

@@ -10,8 +10,6 @@ from test_transform import TRANSFORMS, numbers, same
 from vpa import kernels, transform
 from vpa.backends.launches import DTYPE_CODES
 
-FILES = ("portable.cuh", "order.cuh", "float32.cuh", "transform.cuh")
-
 ENTRY = """
 extern "C" __global__ void all_words(const Word* words, Word* results, i64 count) {
     const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -26,7 +24,8 @@ def text_of(settings: transform.Transform, dtype: str) -> str:
     scale, soft_cap = (int(np.float32(number or 0).view(np.uint32)) for number in (settings.scale, settings.soft_cap))
     defines = {"DTYPE": DTYPE_CODES[DTYPES[dtype]], "TRANSFORM": 1, "SCALE": scale, "SOFT_CAP": soft_cap}
     lines = [f"#define VPA_{name} {value}" for name, value in defines.items()]
-    return "\n".join([*lines, *map(kernels.read, FILES), ENTRY])
+    files = "portable.cuh", "order.cuh", "rounding.cuh", "transform.cuh"
+    return "\n".join([*lines, *map(kernels.read, files), ENTRY])
 
 
 @pytest.mark.parametrize("name", ["simt", pytest.param("raw", marks=pytest.mark.gpu)])
@@ -47,3 +46,19 @@ def test_the_kernels_steps_are_numpys(settings, dtype, name):
     kernel = module.get_function("all_words")
     kernel((-(-len(host) // 256),), (256,), (words, results, np.int64(len(host))))
     assert same(to_host(results), transform.apply(settings, host))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_transformed_arrays_on_a_gpu(dtype):
+    """Subnormals included, of any strides; nothing is written to the input."""
+    import cupy
+
+    from vpa.scan import apply_transform
+
+    settings = transform.Transform(scale=-0.7, soft_cap=3)
+    host = numbers(DTYPES[dtype])
+    logits = cupy.asarray(host)
+    for view, wanted in ((logits, host), (logits[:, ::2], host[:, ::2]), (logits.T, host.T), (logits[:0], host[:0])):
+        assert same(to_host(apply_transform(settings, view)), transform.apply(settings, wanted))
+    assert same(to_host(logits), host)

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 
 from vpa import VocabShard
-from vpa.backends import launches, norm_launches
+from vpa.backends import head_launches, launches, norm_launches
 from vpa.order import LOGITS_DTYPES
 from vpa.transform import Transform
 
@@ -19,7 +19,7 @@ Variant = tuple[str, tuple[tuple[str, int], ...]]
 def variants() -> tuple[Variant, ...]:
     """(kernel, defines) of every kernel, each once. A change of the launch table is followed by itself."""
     found: dict[Variant, None] = {}
-    for launch in [*_scans(), *_picks(), *_norms(), *_floors()]:
+    for launch in [*_scans(), *_picks(), *_heads(), *_norms(), *_floors()]:
         found[(launch.kernel, tuple(sorted(launch.defines.items())))] = None
     return tuple(found)
 
@@ -27,6 +27,11 @@ def variants() -> tuple[Variant, ...]:
 def takes_cluster(variant: Variant) -> bool:
     """Whether a variant is made for clusters alone, which not every GPU has."""
     return ("cluster", 1) in variant[1]
+
+
+def takes_nvidia(variant: Variant) -> bool:
+    """Whether a variant is made for instructions that only NVIDIA has."""
+    return takes_cluster(variant) or dict(variant[1]).get("tensor", 0) == 1
 
 
 def name_of(variant: Variant) -> str:
@@ -61,6 +66,24 @@ def _scans():
 def _picks():
     for rows, shape, dtype in ((1, (4, 8), "u8"), (4, (16, 16), "f4"), (2, (2, 3), "u8"), (4, (4 * 64, 16), "u8")):
         yield launches.pick(np.zeros(shape, dtype), rows, None)
+
+    yield launches.pick(np.zeros((1, 264), "u8"), 1, np.zeros(1, "u8"))
+
+
+def _heads():
+    shards = [VocabShard.even(500, 1)[0], VocabShard(0, 1, 1026, 544, ((0, 512, 0), (512, 16, 1010)))]
+    capped = Transform(scale=2, soft_cap=30)
+    for dtype in LOGITS_DTYPES.values():
+        for shard, rows, bias, transform in (
+            (shards[0], 1, None, None),
+            (shards[0], 8, None, None),
+            (shards[1], 16, np.zeros(544, dtype), capped),
+        ):
+            hidden, weight = np.zeros((rows, 7168), dtype), np.zeros((shard.width, 7168), dtype)
+            for tensor in {False, dtype.itemsize == 2}:
+                shape = head_launches.head_shape(rows, 7168, shard.num_valid, tensor, 132)
+                yield head_launches.head(hidden, weight, shard, bias, None, transform, shape, tensor)
+        yield head_launches.transform_logits(np.zeros((2, 500), dtype), None, capped)
 
 
 def _norms():

@@ -48,3 +48,16 @@ def select(backend: str | None, array: Any) -> ModuleType:
             f"backend {backend!r} works on {accepted} arrays, got {got}; copy the array, or pass backend=None"
         )
     return importlib.import_module(_MODULES[backend])
+
+
+def product(x: Any, weight: Any, dtype: Any) -> Any:
+    """``x @ weight.T`` of CuPy arrays [rows, inputs], [outputs, inputs] of one dtype, fp32 sums rounded to ``dtype``.
+
+    A CUDA graph can hold it on NVIDIA's GPUs; AMD's go through CuPy, which captures none.
+    """
+    import cupy
+
+    if cupy.cuda.runtime.is_hip:
+        wide = x.astype("f4") @ weight.astype("f4").T if x.dtype != dtype else x @ weight.T
+        return wide.astype(dtype, copy=False)
+    return importlib.import_module("vpa.backends.cublas").product(x, weight, dtype)

@@ -116,6 +116,12 @@ def is_hopper_or_newer(device: int) -> bool:
     return not cupy.cuda.runtime.is_hip and int(cupy.cuda.Device(device).compute_capability) >= 90
 
 
+def has_tensor_cores() -> bool:
+    """Whether the current GPU has NVIDIA's tensor cores as compute capability 8.0 knows them."""
+    device = cupy.cuda.runtime.getDevice()
+    return not cupy.cuda.runtime.is_hip and int(cupy.cuda.Device(device).compute_capability) >= 80
+
+
 @functools.cache
 def _driver() -> Any:
     """The driver's library with the argument types of the one function used; None where it has no such function."""

@@ -28,6 +28,10 @@ SIDE_BY_SIDE = 8
 #: over more, its code takes ten seconds to compile, and on AMD's targets more registers than there are.
 TRANSFORMED_LOADS = 1
 
+#: Columns that a thread of a scan by columns has in flight. On one H200, bf16 [16 .. 4096, 32768], 2 and 8 were nowhere
+#: more than 3 % faster, and at 256 rows 40 % and 9 % slower.
+COLUMN_LOADS = 4
+
 #: Blocks of a cluster that every GPU with clusters takes.
 MAX_CLUSTER = 8
 
@@ -139,8 +143,8 @@ def scan_by_rows(
     defines = _scan_defines(logits, shard, layout, splits, transform)
     defines.update(contiguous=int(contiguous), threads=shape.threads, loads=shape.loads, once=int(shape.once))
     defines["cluster"] = int(cluster)
-    blocks = _checked_grid(len(logits) * splits, f"{len(logits)} rows of {splits} splits")
-    args = (logits, *_strides(logits), np.int64(chunk), _ranges(shard), out)
+    blocks = checked_grid(len(logits) * splits, f"{len(logits)} rows of {splits} splits")
+    args = (logits, *_strides(logits), np.int64(chunk), ranges_of(shard), out)
     return Launch("local_argmax_candidates", defines, blocks, shape.threads, args)
 
 
@@ -151,23 +155,25 @@ def scan_by_columns(
     rows, chunk, itemsize = len(logits), split_chunk(shard.num_valid, splits), logits.dtype.itemsize
     # As for TRANSFORMED_LOADS: 16 bytes of rows a thread do not fit its registers.
     wide = transform is None and _in_whole_loads(logits)
-    lanes = _lanes(rows) if wide else SIDE_BY_SIDE
-    loads = 8 if rows >= 1024 and itemsize == 2 and len(shard.ranges) <= 1 else 4  # more would not fit into registers
-    groups = -(-max(min(chunk, shard.num_valid), 1) // loads)
-    threads = min(-(-groups * lanes // 32) * 32, plan.MAX_THREADS if lanes == 1 else 512)
+    lanes, most_threads = _columns_shape(rows) if wide else (SIDE_BY_SIDE, 512)
+    groups = -(-max(min(chunk, shard.num_valid), 1) // COLUMN_LOADS)
+    threads = min(-(-groups * lanes // 32) * 32, most_threads)
     defines = _scan_defines(logits, shard, layout, splits, transform)
-    defines.update(threads=threads, wide=int(wide), lanes=lanes, loads=loads)
+    narrow = int(wide and itemsize == 2 and groups <= 2**16)
+    defines.update(threads=threads, wide=int(wide), lanes=lanes, loads=COLUMN_LOADS, narrow=narrow)
     tile = lanes * (16 // itemsize if wide else 1)
-    blocks = _checked_grid(-(-rows // tile) * splits, f"{rows} rows of {splits} splits")
-    args = (logits, np.int64(rows), *_strides(logits), np.int64(chunk), _ranges(shard), out)
+    blocks = checked_grid(-(-rows // tile) * splits, f"{rows} rows of {splits} splits")
+    args = (logits, np.int64(rows), *_strides(logits), np.int64(chunk), ranges_of(shard), out)
     return Launch("local_argmax_columns", defines, blocks, threads, args)
 
 
-def _lanes(rows: int) -> int:
-    """Threads side by side, 16 bytes of rows each: as many rows in one access as leave enough blocks for the GPU. Best
-    on one H200, bf16 [rows, 32768], before threads agreed in their warps: 4 at 1024 rows, 8 at 4096 (68 us; 4 took
-    86). One below 1024 rows, for more blocks, has not been timed."""
-    return 8 if rows >= 4096 else 4 if rows >= 1024 else 1
+def _columns_shape(rows: int) -> tuple[int, int]:
+    """Threads side by side, 16 bytes of rows each, and the most threads of a block: as many rows in one access as leave
+    enough blocks for the GPU. Best of 1, 2, 4, 8 lanes and 256, 512, 1024 threads on one H200, bf16 [rows, 32768]: 4.5
+    us at 64 rows, 7.0 at 256 (9.4 with one lane), 21 at 1024, 68 at 4096 (83 with four)."""
+    if rows >= 4096:
+        return 8, 512
+    return (4 if rows >= 1024 else 2 if rows >= 256 else 1), plan.MAX_THREADS
 
 
 def _in_whole_loads(logits: Any) -> bool:
@@ -181,20 +187,22 @@ def _in_whole_loads(logits: Any) -> bool:
 def _scan_defines(
     logits: Any, shard: VocabShard, layout: str, splits: int, transform: Transform | None
 ) -> dict[str, int]:
-    """What a scan of any walk is compiled with. A transform is a part of it: a model has one for all its calls."""
-    transform_defines = {}
-    if transform is not None:
-        scale, soft_cap = (
-            int(np.float32(number or 0).view(np.uint32)) for number in (transform.scale, transform.soft_cap)
-        )
-        transform_defines = {"transform": 1, "scale": scale, "soft_cap": soft_cap}
+    """What a scan of any walk is compiled with."""
     return {
-        **transform_defines,
+        **transform_defines(transform),
         "dtype": DTYPE_CODES[logits.dtype],
         "write": ("packed", "pairs", "ids").index(layout),  # VPA_WRITE of split.cuh
         "splits": splits,
         "ranges": max(len(shard.ranges), 1),
     }
+
+
+def transform_defines(transform: Transform | None) -> dict[str, int]:
+    """A transform as a part of what a kernel is compiled with: a model has one for all its calls."""
+    if transform is None:
+        return {}
+    scale, soft_cap = (int(np.float32(number or 0).view(np.uint32)) for number in (transform.scale, transform.soft_cap))
+    return {"transform": 1, "scale": scale, "soft_cap": soft_cap}
 
 
 def _strides(logits: Any) -> tuple[np.int64, ...]:
@@ -203,24 +211,26 @@ def _strides(logits: Any) -> tuple[np.int64, ...]:
 
 
 def pick(gathered: Any, num_rows: int, out: Any) -> Launch:
-    """The launch of ``pick_from_candidates`` over ``gathered`` [ranks * num_rows, ...], num_rows >= 1."""
+    """The launch of ``pick_from_candidates`` over ``gathered`` [ranks * num_rows, ...], num_rows >= 1. An ``out`` that
+    is uint64 takes each row's best candidate, packed, in place of its id."""
     pairs = gathered.dtype != np.uint64
     threads = min(32 * num_rows, 128)
-    blocks = _checked_grid(-(-num_rows // (threads // 32)), f"{num_rows} rows")
+    blocks = checked_grid(-(-num_rows // (threads // 32)), f"{num_rows} rows")
     width = gathered.shape[1] // 2 if pairs else gathered.shape[1]
     defines = {"pairs": int(pairs), "width": width, "ranks": len(gathered) // num_rows, "threads": threads}
+    defines["keep"] = int(out is not None and out.dtype == np.uint64)
     return Launch("pick_from_candidates", defines, blocks, threads, (gathered, np.int64(num_rows), out))
 
 
 @functools.lru_cache(maxsize=256)
-def _ranges(shard: VocabShard) -> np.ndarray:
+def ranges_of(shard: VocabShard) -> np.ndarray:
     """``struct Ranges`` of ``kernels/local_argmax.cu``; an array of one element is passed by value."""
     ranges = shard.ranges or ((0, 0, 0),)
     fields = [(name, np.int64, (len(ranges),)) for name in ("start", "count", "first_id")]
     return np.array([tuple(zip(*ranges, strict=True))], dtype=fields)
 
 
-def _checked_grid(blocks: int, what: str) -> int:
+def checked_grid(blocks: int, what: str) -> int:
     if blocks > MAX_BLOCKS:
         raise ValueError(
             f"{what} take {blocks} thread blocks; a launch has at most {MAX_BLOCKS}: pass fewer rows at once"

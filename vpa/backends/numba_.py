@@ -43,6 +43,7 @@ def prepare_pick(gathered: Any, num_rows: int, out: Any) -> Prepared:
     launch = launches.pick(gathered, num_rows, out)
     defines = dict(launch.defines)
     ranks = defines.pop("ranks")
+    del defines["keep"]
     return Prepared(numba_argmax.pick_from_candidates(**defines), launch, (gathered, num_rows, ranks, out))
 
 

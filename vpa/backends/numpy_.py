@@ -14,11 +14,10 @@ import itertools
 import numpy as np
 
 from vpa import order
-from vpa.rmsnorm import residual_rmsnorm
-from vpa.transform import Transform, apply
+from vpa.rmsnorm import residual_rmsnorm as residual_rmsnorm  # the rules themselves
+from vpa.transform import Transform
+from vpa.transform import apply as apply_transform
 from vpa.vocab import VocabShard, split_runs
-
-__all__ = ["TRANSFORMS", "local_argmax_candidates", "pick_from_candidates", "residual_rmsnorm"]
 
 #: ``local_argmax_candidates`` takes a ``transform``.
 TRANSFORMS = True
@@ -57,7 +56,7 @@ def local_argmax_candidates(
         for row in range(0, len(logits), step):
             block = words[row : row + step, start : start + count * repeats]
             if not identity:
-                block = apply(transform, block.view(logits.dtype)).view(signed)
+                block = apply_transform(transform, block.view(logits.dtype)).view(signed)
             columns, best = _argmax(block.reshape(-1, repeats, count), unsigned, infinity)
             candidates = order.pack(order.keys(best.view(logits.dtype)), first_ids + columns)
             target = packed[row : row + step, split : split + repeats]

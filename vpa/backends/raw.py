@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from vpa.backends import launches, norm_launches
-from vpa.backends.launcher import Prepared
+import cupy
+import numpy as np
+
+from vpa.arrays import multiprocessors
+from vpa.backends import head_launches, launches, norm_launches
+from vpa.backends.launcher import Prepared, has_tensor_cores
 from vpa.plan import MAX_THREADS
 from vpa.transform import Transform
 from vpa.vocab import VocabShard
@@ -52,6 +56,31 @@ def prepare_scan_in_cluster(logits: Any, shard: VocabShard, layout: str, blocks:
     """A scan that gives one candidate a row, on which its ``blocks`` blocks (at most 8) agree; rows >= 1. Compute
     capability 9.0; for calls with other ``(logits, out)``."""
     return Prepared(launches.scan_by_rows(logits, shard, layout, blocks, out, most_threads=MAX_THREADS, cluster=True))
+
+
+def apply_transform(transform: Transform, logits: Any) -> Any:
+    """The transformed logits as a new C-contiguous array of the same shape and dtype; a NaN may have other bits."""
+    words = cupy.ascontiguousarray(logits.view(f"u{logits.itemsize}")) if logits.size else logits
+    out = cupy.empty(logits.shape, logits.dtype)
+    if logits.size:
+        run(head_launches.transform_logits(words.view(logits.dtype), out, transform))
+    return out
+
+
+def head_candidates(
+    hidden: Any, weight: Any, shard: VocabShard, bias: Any, transform: Transform | None, out: Any
+) -> None:
+    """Write the best candidate of each row of ``hidden @ weight.T + bias`` to ``out`` uint64 [rows, 1], packed.
+
+    hidden: [rows >= 1, size], C-contiguous; weight: [shard.width, size] of the same dtype, neighbouring columns side by
+    side; bias: fp32 [width], C-contiguous, or None.
+    """
+    rows, size = hidden.shape
+    tensor = head_launches.on_tensor(hidden, weight) and has_tensor_cores()
+    shape = head_launches.head_shape(rows, size, shard.num_valid, tensor, multiprocessors())
+    of_blocks = cupy.empty((rows, shape.blocks), np.uint64)
+    run(head_launches.head(hidden, weight, shard, bias, of_blocks, transform, shape, tensor))
+    run(launches.pick(of_blocks, rows, out))
 
 
 def prepare_rmsnorm(

@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 
 from vpa import weights
-from vpa.bench import timing
 from vpa.bench.experiment import Progress, Row, row_of
-from vpa.bench.heads import FULL, LOCAL, NO_HEAD, gathered_for_tokens, remembering
+from vpa.bench.head import kept_promise
 from vpa.bench.inputs import HeadInput
-from vpa.bench.job import Job, to_host, wait, wrong_rows
+from vpa.bench.job import Job, to_host, wrong_rows
 from vpa.bench.settings import Settings
+from vpa.bench.steps import Step, timed
+from vpa.bench.ways import FULL, LOCAL, NO_HEAD, gathered_for_tokens, remembering
 from vpa.draft import draft_by, full_selection
 from vpa.drafters import NemotronHMTP, seeded_drafter, validate_local_argmax_reduction
 from vpa.logits import LogitsProcessor, ParallelLMHead
 from vpa.mtp import mixed
 from vpa.order import LOGITS_DTYPES
+
+FUSED = "fused product"
 
 #: Tokens that a family drafts at a time, where none are asked for.
 DRAFT_TOKENS = {"nemotron-h": 7, "deepseek": 3, "deepseek-v3.2": 3}
@@ -64,49 +67,99 @@ def _checked(job: Job, drafter: Any, given: _Given, rows: int, count: int) -> tu
     """Wrong tokens of each arm at each position, and the right drafts [rows, count].
 
     All of one position pick from the same logits, which are computed once; the next position follows the right token.
+    The fused product has sums of its own, and is held to what it promises: see ``vpa.bench.head.kept_promise``.
     """
+    fused = _fused(job, drafter)
     drafter = _remembering(drafter)
-    wrong = {arm: np.zeros(count, np.int64) for arm in (FULL, LOCAL)}
-    full = full_selection(drafter)
+    arms = {FULL: full_selection(drafter), LOCAL: drafter.get_top_tokens}
+    if fused is not None:
+        arms[FUSED] = fused.get_top_tokens
+    wrong = {arm: np.zeros(count, np.int64) for arm in arms}
 
     def select(hidden: Any, step: int) -> Any:
         parts = drafter.compute_logits_local(hidden, step)
-        right = job.full_argmax(dict(zip(job.played, parts if isinstance(parts, list) else [parts], strict=True)))
-        for arm, way in ((FULL, full), (LOCAL, drafter.get_top_tokens)):
-            wrong[arm][step] = wrong_rows(to_host(way(hidden, step)), right)
+        parts = dict(zip(job.played, parts if isinstance(parts, list) else [parts], strict=True))
+        right = job.full_argmax(parts)
+        for arm, way in arms.items():
+            tokens = to_host(way(hidden, step))
+            if arm == FUSED:
+                tokens = kept_promise(job, parts, tokens, right)
+            wrong[arm][step] = wrong_rows(tokens, right)
         return job.place(right)
 
     drafts = draft_by(select, drafter, given.hidden[:rows], count, **given.of(rows))
     return wrong, to_host(drafts)
 
 
+def _fused(job: Job, drafter: Any) -> Any:
+    """The same drafter with a fused product; None where it has none: without a GPU, or by other backends."""
+    processor = drafter.logits_processor
+    if job.library is np or processor.backend not in (None, "raw") or processor.layout != "packed":
+        return None
+    return dataclasses.replace(drafter, logits_processor=dataclasses.replace(processor, fused=True))
+
+
 def _timed(
     settings: Settings, job: Job, drafter: Any, given: _Given, rows: int, drafts: np.ndarray, family: str, dtype: str
 ) -> Iterator[Row]:
-    """The time of a step: that of a whole loop divided by its positions. What is timed is checked, token by token."""
+    """The time of a step: that of a whole loop divided by its positions. What is timed is checked, token by token; a
+    fused product, whose drafts may part from the others', by what it promises at each position."""
     hidden, count = given.hidden[:rows], drafts.shape[1]
-    ways: dict[str, Callable[[Any, int], Any]] = {
-        FULL: full_selection(drafter),
-        LOCAL: drafter.get_top_tokens,
-        NO_HEAD: lambda hidden, step: given.token_ids[:rows],
-    }
+    fused = _fused(job, drafter)
+    ways: dict[str, Callable[[Any, int], Any]] = {FULL: full_selection(drafter), LOCAL: drafter.get_top_tokens}
+    if fused is not None:
+        ways[FUSED] = fused.get_top_tokens
+    ways[NO_HEAD] = lambda hidden, step: given.token_ids[:rows]
 
     def loop(way: Callable[[Any, int], Any]) -> Callable[[], Any]:
         return lambda: draft_by(way, drafter, hidden, count, **given.of(rows))
 
-    loops = {arm: loop(way) for arm, way in ways.items()}
-    wrong = {arm: job.total(wrong_rows(to_host(loops[arm]()), drafts)) for arm in (FULL, LOCAL)}
-    on_host = job.library is np
-    samples = timing.time_called(
-        loops, settings.calls, settings.rounds, job.comm.barrier, (lambda: None) if on_host else wait
-    )
     moved = gathered_for_tokens(job, drafter.head_of(0), rows, settings.layout)
-    for arm in loops:
-        yield row_of(
-            settings, job, rows, dtype, family, arm, wrong.get(arm), mode="host" if on_host else "eager", cache="hot",
-            gather="excluded" if job.emulated else "included", calls=settings.calls * count,
-            samples=job.largest(samples[arm]) / count, bytes_moved=moved.get(arm),
-        )  # fmt: skip
+    moved[FUSED] = moved[LOCAL] if job.tp_size == 1 else job.tp_size * rows * 8
+    for mode in _modes(job):
+        steps = {arm: Step([loop(way)], job.library.__name__) for arm, way in ways.items()}
+        for arm in (FULL, LOCAL):
+            steps[arm] = dataclasses.replace(steps[arm], expected=drafts)
+        if fused is not None:
+            steps[FUSED] = dataclasses.replace(
+                steps[FUSED], expected=drafts, tokens=_along(job, drafter, given, drafts)
+            )
+        wrong, kernels, samples = timed(job, steps, mode, settings.calls, settings.rounds)
+        for arm in steps:
+            yield row_of(
+                settings, job, rows, dtype, family, arm, wrong[arm], mode=mode, cache="hot",
+                gather="excluded" if job.emulated else "included", calls=settings.calls * count,
+                kernels=None if kernels.get(arm) is None else round(kernels[arm] / count, 2),
+                samples=job.largest(samples[arm]) / count, bytes_moved=moved.get(arm),
+            )  # fmt: skip
+
+
+def _modes(job: Job) -> tuple[str, ...]:
+    """How loops are timed: on the host; eagerly and, where its collectives allow that, as one CUDA graph."""
+    if job.library is np:
+        return ("host",)
+    return ("captured", "eager") if job.comm.capturable else ("eager",)
+
+
+def _along(job: Job, drafter: Any, given: _Given, right: np.ndarray) -> Callable[[Any], np.ndarray]:
+    """Drafts of a fused product, on the host, as ``right`` [rows, count] where each follows from those before it by
+    what the product promises, and -1 elsewhere."""
+
+    def judged(drafts: Any) -> np.ndarray:
+        drafts, kept = to_host(drafts), []
+
+        def select(hidden: Any, step: int) -> Any:
+            parts = drafter.compute_logits_local(hidden, step)
+            parts = dict(zip(job.played, parts if isinstance(parts, list) else [parts], strict=True))
+            best = job.full_argmax(parts)
+            kept.append(kept_promise(job, parts, drafts[:, step], best) == best)
+            return job.place(drafts[:, step])
+
+        rows, count = drafts.shape
+        draft_by(select, drafter, given.hidden[:rows], count, **given.of(rows))
+        return np.where(np.stack(kept, axis=1), right, -1)
+
+    return judged
 
 
 def _drafter(settings: Settings, job: Job, source: HeadInput | None, family: str, dtype: str) -> Any:

@@ -13,11 +13,11 @@ import vpa
 from vpa import backends, norm_steps, rmsnorm, weights
 from vpa.bench import floors, steps, timing
 from vpa.bench.experiment import Progress, Row, row_of
-from vpa.bench.heads import FULL, LOCAL, NO_HEAD, gathered_for_tokens, remembering
 from vpa.bench.inputs import HeadInput
 from vpa.bench.job import Job, to_host, wait, wrong_rows
 from vpa.bench.settings import Settings
 from vpa.bench.steps import COLD_RING, COLD_ROUNDS, Step
+from vpa.bench.ways import FULL, LOCAL, NO_HEAD, gathered_for_tokens, remembering
 from vpa.logits import Head, LogitsProcessor, ParallelLMHead, full_argmax
 from vpa.mtp import mixed
 from vpa.norm import MODES, sum_bound

@@ -26,7 +26,7 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", **{name
 
 
 #: Kinds of experiment: modules of ``vpa.bench`` with a function ``run``.
-KINDS = ("headline", "numpy_backend", "compare", "draft", "norm")
+KINDS = ("headline", "numpy_backend", "compare", "draft", "head", "norm")
 
 #: Kinds that one process runs, which emulates the ranks.
 ONE_PROCESS = ("compare",)
@@ -144,9 +144,13 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
             f"{rows} rows of vocabulary {settings.vocab}, padded for {settings.tp} ranks, are up to {rows * columns} "
             f"logits; at most {MAX_LOGITS} are accepted: give fewer rows or a smaller vocabulary"
         )
-    if settings.kind == "draft" and settings.lm_head is None and settings.vocab * settings.hidden_size > MAX_LOGITS:
+    if (
+        settings.kind in ("draft", "head")
+        and settings.lm_head is None
+        and settings.vocab * settings.hidden_size > MAX_LOGITS
+    ):
         raise UsageError(
-            f"an embedding of {settings.vocab} ids and hidden size {settings.hidden_size} has "
+            f"an embedding or head of {settings.vocab} ids and hidden size {settings.hidden_size} has "
             f"{settings.vocab * settings.hidden_size} numbers; at most {MAX_LOGITS} are accepted: give fewer ids"
         )
     _check_norm(settings)
