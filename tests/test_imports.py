@@ -22,6 +22,7 @@ LAYERS = [
     ["vpa.backends"],
     ["vpa.scan", "vpa.pick"],
     ["vpa.comm"],
+    ["vpa.workspace"],
     ["vpa.top_tokens"],
     ["vpa.emulate"],
     ["vpa.weights", "vpa.linear"],

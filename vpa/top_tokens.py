@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -16,14 +15,12 @@ from vpa.plan import Plan
 from vpa.scan import candidates_shape, check, transformed
 from vpa.transform import Transform, apply, check_transform
 from vpa.vocab import VocabShard, positive
+from vpa.workspace import Buffers, Captured, Workspace, check_capturable, check_comm, check_warm
 
 #: For host arrays, whatever GPUs there are.
 _HOST_PLAN = Plan.agreed(None, 1)
 
 _TOKENS = np.dtype(np.int64)
-
-#: Kinds of calls that a ``TopTokens`` keeps packed: batch sizes, mostly. More than anyone captures graphs for.
-_KINDS_KEPT = 4096
 
 
 def get_top_tokens(
@@ -63,7 +60,7 @@ def tokens_of_computed(
     try:
         taken = arrays.given(compute(), "logits")
         module = check(taken.array, shard, layout, backend, transform)
-        _check_comm(shard, comm, taken.array)
+        check_comm(shard, comm, taken.array)
     except Exception as failure:  # told to the other ranks, then raised
         error = failure
     facts, own = {}, None
@@ -113,7 +110,7 @@ class TopTokens:
             arrays.check_layout(layout, shard.vocab_size)
             backends.check_backend(backend)
             check_transform(transform)
-            _check_comm(shard, comm)
+            check_comm(shard, comm)
         except Exception as failure:
             error = failure
         facts, own = {}, None
@@ -121,10 +118,7 @@ class TopTokens:
             facts = _facts("TopTokens", shard, layout, transform, self.dtype, max_rows=self.max_rows)
             own = (shard.num_valid, arrays.multiprocessors())
         self._plan = Plan.agreed(agree(comm, facts, error, own), self.dtype.itemsize if error is None else 0)
-        self._buffers: dict[Any, _Buffers] = {}  # for host memory and for each GPU
-        self._steps: dict[Any, _Steps] = {}  # for each kind of call, made at its first
-        self._lock = threading.Lock()  # around a call: its buffers are the object's
-        self._last: dict[int, tuple[Any, Any]] = {}  # GPU -> (thread and stream, event) of the last call there
+        self._workspace = Workspace()
 
     def __call__(self, logits: Any, *, out: Any = None) -> Any:
         """The tokens of ``logits`` [B, width]: int64 [B], in ``out`` if given. Enqueued on CuPy's current stream."""
@@ -132,7 +126,7 @@ class TopTokens:
         try:
             taken = arrays.given(logits, "logits")
             kind = arrays.kind_of(taken.array)
-            if kind not in self._steps:  # arrays of a kind that was called with before have passed these checks
+            if not self._workspace.knows(kind):  # arrays of a kind that was called with before have passed these checks
                 self._check(taken.array)
             capturing = not arrays.is_host(taken.array) and arrays.is_capturing()
             if capturing:
@@ -145,12 +139,11 @@ class TopTokens:
         elif error is not None:
             raise error
         if len(taken.array):
-            with self._lock:
+            with self._workspace.lock:
                 steps = self._steps_for(kind, taken.array, target.array)
-                if arrays.is_host(taken.array):
-                    steps.enqueue(taken.array, self.comm, target.array)
-                else:
-                    self._enqueue_in_order(steps, taken.array, target.array, capturing)
+                self._workspace.enqueue(
+                    taken.array, lambda: steps.enqueue(taken.array, self.comm, target.array), capturing
+                )
         return arrays.returned(target, out)
 
     def capture(self, logits: Any) -> CapturedTopTokens:
@@ -165,7 +158,7 @@ class TopTokens:
             module = self._check(array)
             if arrays.is_host(array):
                 raise ValueError("a CUDA graph is captured from GPU arrays; got a NumPy array")
-            _check_capturable(self.comm)
+            check_capturable(self.comm)
             _check_applied(module, self.transform)
         except Exception as failure:
             error = failure
@@ -190,40 +183,31 @@ class TopTokens:
                 f"got {len(logits)} rows of {logits.dtype}; "
                 f"this object was built for at most {self.max_rows} of {self.dtype}"
             )
-        _check_comm(self.shard, self.comm, logits)
+        check_comm(self.shard, self.comm, logits)
         return module
 
     def _check_captured(self, logits: Any, kind: Any, out: Any) -> None:
         """Raise if a call of this kind cannot be part of a capture that the caller has under way."""
-        _check_capturable(self.comm)
+        check_capturable(self.comm)
         _check_applied(backends.select(self.backend, logits), self.transform)
-        if kind not in self._steps:
-            raise RuntimeError(
-                "the first call with logits of this shape and these strides cannot be captured, since it compiles "
-                "kernels: call once before the capture, or use capture()"
-            )
-        if out is None:
-            raise ValueError("inside a capture of your own the result's memory must outlive the call: pass out=")
+        check_warm(self._workspace.knows(kind), out)
 
     def _steps_for(self, kind: Any, logits: Any, tokens: Any) -> _Steps:
         """The steps for logits of a kind, packed at the first call with them."""
-        steps = self._steps.get(kind)
-        if steps is None:
-            host = arrays.is_host(logits)
-            plan, place = (_HOST_PLAN, "host") if host else (self._gpu_plan(), logits.device.id)
 
-            def buffers() -> _Buffers:
-                if place not in self._buffers:
-                    most = plan.most_candidates(self.max_rows)
-                    self._buffers[place] = _Buffers.fresh(logits, most, self.shard.tp_size, self.layout)
-                return self._buffers[place]
+        def make() -> _Steps:
+            plan = _HOST_PLAN if arrays.is_host(logits) else self._gpu_plan()
+
+            def fresh() -> Buffers:
+                return Buffers.fresh(logits, plan.most_candidates(self.max_rows), self.shard.tp_size, self.layout)
+
+            def buffers() -> Buffers:
+                return self._workspace.buffers(logits, fresh)
 
             module = backends.select(self.backend, logits)
-            steps = _Steps.of(module, logits, self.shard, self.layout, self.transform, plan, buffers, tokens)
-            if len(self._steps) >= _KINDS_KEPT:
-                del self._steps[next(iter(self._steps))]  # the first that was made
-            self._steps[kind] = steps
-        return steps
+            return _Steps.of(module, logits, self.shard, self.layout, self.transform, plan, buffers, tokens)
+
+        return self._workspace.steps(kind, make)
 
     def _gpu_plan(self) -> Plan:
         """The plan for GPU arrays. One rank alone makes it when it has such arrays: CuPy may not have been in use when
@@ -232,82 +216,17 @@ class TopTokens:
             return Plan.agreed([(self.shard.num_valid, arrays.multiprocessors())], self.dtype.itemsize)
         return self._plan
 
-    def _enqueue_in_order(self, steps: _Steps, logits: Any, tokens: Any, capturing: bool) -> None:
-        """Enqueue behind the last call's work, which may lie on another stream and uses the same buffers."""
-        import cupy
 
-        stream, device = cupy.cuda.get_current_stream(), logits.device.id
-        if capturing:
-            steps.enqueue(logits, self.comm, tokens)
-            return
-        place = (threading.get_ident(), stream.ptr)  # each thread may have a default stream of its own
-        last, event = self._last.get(device, (None, None))
-        if event is None:
-            event = cupy.cuda.Event(disable_timing=True)
-        elif last != place:
-            stream.wait_event(event)
-        try:
-            steps.enqueue(logits, self.comm, tokens)
-        finally:  # a step that fails has others before it
-            event.record(stream)
-            self._last[device] = (place, event)
-
-
-class CapturedTopTokens:
+class CapturedTopTokens(Captured):
     """One call of ``TopTokens`` as a CUDA graph over fixed memory; made by ``TopTokens.capture``.
 
-    ``tokens``: int64 [B], a CuPy array that every ``replay`` overwrites. The graph reads the logits that were captured,
-    which it keeps alive: change them in place.
+    The graph reads the logits that were captured, which it keeps alive: change them in place.
     """
 
-    def __init__(self, comm: Any, enqueue: Any, keep: tuple[Any, ...], tokens: Any) -> None:
-        import cupy
-
-        self.tokens = tokens
-        self._comm, self._keep = comm, keep
-        caller, stream = cupy.cuda.get_current_stream(), cupy.cuda.Stream(non_blocking=True)
-        stream.wait_event(caller.record())
-        with stream:
-            enqueue()
-            stream.synchronize()
-            stream.begin_capture()
-            try:
-                enqueue()
-            finally:
-                self._graph = stream.end_capture()
-        if hasattr(comm, "adopt"):
-            comm.adopt(self)
-
-    def replay(self) -> Any:
-        """Launch the graph on CuPy's current stream; returns ``tokens``, complete when the stream has come this far."""
-        if self._graph is None:
-            raise RuntimeError("this graph was closed, with its communicator or by close()")
-        import cupy
-
-        stream = cupy.cuda.get_current_stream()
-        self._graph.launch(stream)
-        if hasattr(self._comm, "watch"):
-            self._comm.watch(stream)
-        return self.tokens
-
-    def close(self) -> None:
-        """Drop the graph. Its communicator does this when it is closed."""
-        self._graph = None
-
-
-@dataclass(frozen=True)
-class _Buffers:
-    """Memory between the stages: this rank's candidates, and all ranks' (the same memory where there is one rank)."""
-
-    candidates: Any
-    gathered: Any
-
-    @classmethod
-    def fresh(cls, like: Any, most: int, tp_size: int, layout: str) -> _Buffers:
-        """For up to ``most`` candidates a rank, in the library of ``like``."""
-        library, (numbers, dtype) = arrays.namespace(like), arrays.LAYOUTS[layout]
-        candidates = library.empty(most * numbers, dtype)
-        return cls(candidates, candidates if tp_size == 1 else library.empty(tp_size * most * numbers, dtype))
+    @property
+    def tokens(self) -> Any:
+        """int64 [B], a CuPy array that every ``replay`` overwrites and returns."""
+        return self._results
 
 
 @dataclass(frozen=True)
@@ -333,7 +252,7 @@ class _Steps:
         layout: str,
         transform: Transform | None,
         plan: Plan,
-        buffers: Callable[[], _Buffers] | None,
+        buffers: Callable[[], Buffers] | None,
         tokens: Any,
     ) -> _Steps:
         """The steps for rows >= 1 of logits like ``like``, in the leading parts of ``buffers`` or in fresh memory."""
@@ -347,7 +266,7 @@ class _Steps:
         rows = len(like)
         splits = plan.splits(rows)
         lines, numbers = candidates_shape(rows, layout, splits)
-        memory = buffers() if buffers else _Buffers.fresh(like, rows * splits, shard.tp_size, layout)
+        memory = buffers() if buffers else Buffers.fresh(like, rows * splits, shard.tp_size, layout)
         candidates = memory.candidates[: lines * numbers].reshape(lines, numbers)
         gathered = memory.gathered[: shard.tp_size * lines * numbers].reshape(-1, numbers)
         if not hasattr(module, "prepare_scan"):
@@ -399,14 +318,6 @@ def _of_call(logits: Any) -> dict[str, Any]:
     return {"rows": len(logits), "arrays": arrays.namespace(logits).__name__}
 
 
-def _check_capturable(comm: Any) -> None:
-    if not getattr(comm, "capturable", False):
-        raise ValueError(
-            f"collectives over transport {getattr(comm, 'transport', '?')!r} cannot be captured; "
-            f"use vpa.comm.from_mpi('nccl'), or call without capturing"
-        )
-
-
 def _check_applied(module: ModuleType, transform: Transform | None) -> None:
     """Raise where a transform would be applied by a pass of its own, whose memory a graph would not keep."""
     if transform is not None and not transform.is_identity and not getattr(module, "TRANSFORMS", False):
@@ -414,22 +325,3 @@ def _check_applied(module: ModuleType, transform: Transform | None) -> None:
             "this backend does not apply a transform in its scan, so that no CUDA graph can hold the call; "
             "use backend='raw'"
         )
-
-
-def _check_comm(shard: VocabShard, comm: Any, logits: Any = None) -> None:
-    if (shard.rank, shard.tp_size) != (comm.rank, comm.size):
-        raise ValueError(
-            f"the shard is rank {shard.rank} of {shard.tp_size}, the communicator rank {comm.rank} of {comm.size}; "
-            f"they have to match"
-        )
-    if logits is None:
-        return
-    library = arrays.namespace(logits).__name__
-    if library not in getattr(comm, "carries", (library,)):
-        raise TypeError(
-            f"transport {comm.transport!r} carries {' and '.join(comm.carries)} arrays; got a {library} array: "
-            f"use vpa.comm.from_mpi('mpi')"
-        )
-    device = getattr(comm, "device", None)
-    if library == "cupy" and device is not None and logits.device.id != device:
-        raise ValueError(f"logits are on GPU {logits.device.id}; this rank's communicator is on GPU {device}")
