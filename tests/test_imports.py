@@ -18,6 +18,7 @@ LAYERS = [
     ["vpa.vocab", "vpa.plan"],
     ["vpa.acceptance"],
     ["vpa.arrays"],
+    ["vpa.contribution", "vpa.requests"],
     ["vpa.transform"],
     ["vpa.backends"],
     ["vpa.scan", "vpa.pick"],
@@ -25,6 +26,7 @@ LAYERS = [
     ["vpa.workspace"],
     ["vpa.top_tokens"],
     ["vpa.emulate"],
+    ["vpa.verify", "vpa.gate"],
     ["vpa.weights", "vpa.linear"],
     ["vpa.logits"],
     ["vpa.mtp"],
@@ -49,13 +51,16 @@ LAZY = {"cupy", "cupyx", "cupy_backends", "numba", "mpi4py", "matplotlib", "torc
 OF_ONE_LIBRARY = {
     "vpa.backends.launcher",
     "vpa.backends.raw",
+    "vpa.backends.raw_verify",
     "vpa.backends.numba_",
+    "vpa.backends.numba_verify",
     "vpa.bench.triton_peer",
     "vpa.comm.nccl",
     "vpa.kernels.numba_argmax",
     "vpa.kernels.numba_device",
     "vpa.kernels.numba_order",
     "vpa.kernels.numba_scan",
+    "vpa.kernels.numba_verify",
 }
 
 

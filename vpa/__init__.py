@@ -1,31 +1,43 @@
 """Vocabulary-parallel argmax: the greedy token of logits split over ranks by vocabulary, without gathering them."""
 
 from vpa import comm
+from vpa.acceptance import conditional_acceptance
 from vpa.draft import draft_tokens
 from vpa.drafters import validate_local_argmax_reduction
 from vpa.emulate import emulate_top_tokens
+from vpa.gate import GateCounter, Reason, VerifyBatch, verify_gate
 from vpa.logits import LogitsProcessor, ParallelLMHead
 from vpa.pick import pick_from_candidates
 from vpa.scan import local_argmax_candidates
 from vpa.top_tokens import CapturedTopTokens, TopTokens, get_top_tokens
 from vpa.transform import Transform
+from vpa.verify import CapturedGreedyVerify, GreedyVerify, emulate_greedy_verify, greedy_verify
 from vpa.vocab import VocabShard, shard_vocab
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CapturedGreedyVerify",
     "CapturedTopTokens",
+    "GateCounter",
+    "GreedyVerify",
     "LogitsProcessor",
     "ParallelLMHead",
+    "Reason",
     "TopTokens",
     "Transform",
+    "VerifyBatch",
     "VocabShard",
     "comm",
+    "conditional_acceptance",
     "draft_tokens",
+    "emulate_greedy_verify",
     "emulate_top_tokens",
     "get_top_tokens",
+    "greedy_verify",
     "local_argmax_candidates",
     "pick_from_candidates",
     "shard_vocab",
     "validate_local_argmax_reduction",
+    "verify_gate",
 ]

@@ -48,3 +48,9 @@ def select(backend: str | None, array: Any) -> ModuleType:
             f"backend {backend!r} works on {accepted} arrays, got {got}; copy the array, or pass backend=None"
         )
     return importlib.import_module(_MODULES[backend])
+
+
+def verification(backend: str | None, array: Any) -> ModuleType:
+    """The module that verifies drafts with the backend that ``select`` gives, and the errors of that."""
+    name = next(name for name, module in _MODULES.items() if module == select(backend, array).__name__)
+    return importlib.import_module(f"vpa.backends.{name}_verify")
