@@ -20,7 +20,7 @@ if not config.ENABLE_CUDASIM:
     kernel = cuda.jit  # the decorators of kernels and of the functions they call
     function = cuda.jit(device=True, forceinline=True)
 
-    _INTEGERS = {kind: ir.IntType(kind.bitwidth) for kind in (types.uint16, types.uint32, types.uint64)}
+    _INTEGERS = {kind: ir.IntType(kind.bitwidth) for kind in (types.uint16, types.uint32, types.uint64, types.int32)}
 
     def _assembly(builder: Any, result: Any, text: str, constraints: str, args: Any, meeting: bool = False) -> Any:
         """An instruction; at a ``meeting`` of lanes, LLVM may not copy it into their branches."""
@@ -65,11 +65,17 @@ if not config.ENABLE_CUDASIM:
 
     load_u16, load_u32 = _load(types.uint16, types.uint32), _load(types.uint32, types.uint32)
     load_u64 = _load(types.uint64, types.uint64)
+    load_i32 = _load(types.int32, types.int64)
     store_u32, store_u64 = _store(types.uint32), _store(types.uint64)
+
+    _FLOAT32 = "{{.reg .f32 a, b; mov.b32 a, $1; mov.b32 b, $2; {}.f32 a, a, b; mov.b32 $0, a;}}"
 
     larger_bfloat16 = _binary("max.NaN.bf16x2 $0, $1, $2;")
     larger_float16 = _binary("max.NaN.f16x2 $0, $1, $2;")
-    larger_float32 = _binary("{.reg .f32 a, b; mov.b32 a, $1; mov.b32 b, $2; max.NaN.f32 a, a, b; mov.b32 $0, a;}")
+    larger_float32 = _binary(_FLOAT32.format("max.NaN"))
+    larger_bfloat16_number = _binary("max.bf16x2 $0, $1, $2;")  # NaN only where both are
+    larger_float16_number = _binary("max.f16x2 $0, $1, $2;")
+    larger_float32_number = _binary(_FLOAT32.format("max"))
 
     @intrinsic
     def load_once(typingctx, address):
@@ -108,6 +114,16 @@ if not config.ENABLE_CUDASIM:
         return types.uint32(types.uint32), body
 
     @intrinsic
+    def product_bits(typingctx, number, factor):
+        """The bits of the fp32 product of an integer, rounded to fp32, and the fp32 number with the bits ``factor``."""
+
+        def body(context, builder, signature, args):
+            product = builder.fmul(builder.uitofp(args[0], ir.FloatType()), builder.bitcast(args[1], ir.FloatType()))
+            return builder.bitcast(product, ir.IntType(32))
+
+        return types.uint32(types.uint32, types.uint32), body
+
+    @intrinsic
     def integer_of_float_bits(typingctx, bits):
         """The integer equal to the fp32 number with these bits."""
 
@@ -128,7 +144,7 @@ else:
     def _read(address: int, kind: Any) -> Any:
         size = np.dtype(kind).itemsize
         assert address % size == 0
-        return kind(int.from_bytes(ctypes.string_at(int(address), size), "little"))
+        return np.frombuffer(ctypes.string_at(int(address), size), kind)[0]
 
     def _write(address: int, value: Any, kind: Any) -> None:
         assert address % np.dtype(kind).itemsize == 0
@@ -143,6 +159,9 @@ else:
     def load_u64(address):
         return _read(address, np.uint64)
 
+    def load_i32(address):
+        return np.int64(_read(address, np.int32))
+
     def store_u32(address, value):
         _write(address, value, np.uint32)
 
@@ -153,15 +172,23 @@ else:
         assert address % 16 == 0
         return tuple(_read(address + 4 * i, np.uint32) for i in range(4))
 
-    def larger_bfloat16(a, b):
-        high = larger_float32(a & np.uint32(0xFFFF0000), b & np.uint32(0xFFFF0000)) & np.uint32(0xFFFF0000)
-        return high | larger_float32(a << np.uint32(16), b << np.uint32(16)) >> np.uint32(16)
+    def _larger(maximum):
+        """The three functions that take the larger of two words' logits by ``maximum``."""
 
-    def larger_float16(a, b):
-        return np.maximum(np.array([a]).view(np.float16), np.array([b]).view(np.float16)).view(np.uint32)[0]
+        def larger_bfloat16(a, b):
+            high = larger_float32(a & np.uint32(0xFFFF0000), b & np.uint32(0xFFFF0000)) & np.uint32(0xFFFF0000)
+            return high | larger_float32(a << np.uint32(16), b << np.uint32(16)) >> np.uint32(16)
 
-    def larger_float32(a, b):
-        return np.maximum(a.view(np.float32), b.view(np.float32)).view(np.uint32)
+        def larger_float16(a, b):
+            return maximum(np.array([a]).view(np.float16), np.array([b]).view(np.float16)).view(np.uint32)[0]
+
+        def larger_float32(a, b):
+            return maximum(a.view(np.float32), b.view(np.float32)).view(np.uint32)
+
+        return larger_bfloat16, larger_float16, larger_float32
+
+    larger_bfloat16, larger_float16, larger_float32 = _larger(np.maximum)
+    larger_bfloat16_number, larger_float16_number, larger_float32_number = _larger(np.fmax)
 
     def warp_max(value):
         thread = threading.current_thread().threadIdx.x
@@ -174,6 +201,9 @@ else:
 
     def float_bits(number):
         return np.float32(number).view(np.uint32)
+
+    def product_bits(number, factor):
+        return (np.float32(number) * factor.view(np.float32)).view(np.uint32)
 
     def integer_of_float_bits(bits):
         return np.uint32(bits.view(np.float32))

@@ -1,4 +1,4 @@
-"""What each rank gives to the gather of a verification, in either form: a pure function of what all ranks have alike."""
+"""What each rank gives to the gather of a verification, as a pure function of facts that all ranks have alike."""
 
 from __future__ import annotations
 

@@ -7,7 +7,9 @@ For candidates (value, id), the value widened to fp32 bit for bit:
 3. Equal values: the lower id precedes.
 
 On distinct ids this is a strict total order, so however a vocabulary is cut into shards, splits and lanes, the same id
-wins. Verification may have it that NaN is ignored (``NAN_RULES``): then a NaN is -inf, in all three rules. ``kernels/order.cuh`` and ``kernels/numba_order.py`` state the same rules for their languages.
+wins. ``kernels/order.cuh`` and ``kernels/numba_order.py`` state the same rules for their languages.
+
+Verification may be told to ignore NaN (``NAN_RULES``): then a NaN is -inf, with its key.
 """
 
 from __future__ import annotations

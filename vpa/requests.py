@@ -29,8 +29,8 @@ class Requests:
     """Arrays of NumPy or CuPy, whichever the logits are of.
 
     num_draft_tokens: the most drafts K of a request. cu_num_rows: int32 [R + 1], request ``r`` owns rows
-    ``cu_num_rows[r] .. cu_num_rows[r + 1] - 1``, K + 1 at most; rows beyond the last are nobody's. draft_ids, positions: int64 [N]; seq_lens,
-    prefill_lens: int32 [R]; seeds: int64 [R]; acceptance: float32 [K], or None.
+    ``cu_num_rows[r] .. cu_num_rows[r + 1] - 1``, K + 1 at most; rows beyond the last are nobody's. draft_ids,
+    positions: int64 [N]; seq_lens, prefill_lens: int32 [R]; seeds: int64 [R]; acceptance: float32 [K], or None.
     """
 
     num_draft_tokens: int

@@ -18,6 +18,7 @@ REGISTERS = {
     "local_argmax_candidates": 64,
     "local_argmax_columns": 72,
     "pick_from_candidates": 64,
+    "greedy_verify": 64,
     "empty": 16,
     "plain_read": 48,
 }

@@ -139,7 +139,7 @@ def scan_by_rows(
     defines = _scan_defines(logits, shard, layout, splits, transform)
     defines.update(contiguous=int(contiguous), threads=shape.threads, loads=shape.loads, once=int(shape.once))
     defines["cluster"] = int(cluster)
-    blocks = _checked_grid(len(logits) * splits, f"{len(logits)} rows of {splits} splits")
+    blocks = checked_grid(len(logits) * splits, f"{len(logits)} rows of {splits} splits")
     args = (logits, *_strides(logits), np.int64(chunk), _ranges(shard), out)
     return Launch("local_argmax_candidates", defines, blocks, shape.threads, args)
 
@@ -158,7 +158,7 @@ def scan_by_columns(
     defines = _scan_defines(logits, shard, layout, splits, transform)
     defines.update(threads=threads, wide=int(wide), lanes=lanes, loads=loads)
     tile = lanes * (16 // itemsize if wide else 1)
-    blocks = _checked_grid(-(-rows // tile) * splits, f"{rows} rows of {splits} splits")
+    blocks = checked_grid(-(-rows // tile) * splits, f"{rows} rows of {splits} splits")
     args = (logits, np.int64(rows), *_strides(logits), np.int64(chunk), _ranges(shard), out)
     return Launch("local_argmax_columns", defines, blocks, threads, args)
 
@@ -206,7 +206,7 @@ def pick(gathered: Any, num_rows: int, out: Any) -> Launch:
     """The launch of ``pick_from_candidates`` over ``gathered`` [ranks * num_rows, ...], num_rows >= 1."""
     pairs = gathered.dtype != np.uint64
     threads = min(32 * num_rows, 128)
-    blocks = _checked_grid(-(-num_rows // (threads // 32)), f"{num_rows} rows")
+    blocks = checked_grid(-(-num_rows // (threads // 32)), f"{num_rows} rows")
     width = gathered.shape[1] // 2 if pairs else gathered.shape[1]
     defines = {"pairs": int(pairs), "width": width, "ranks": len(gathered) // num_rows, "threads": threads}
     return Launch("pick_from_candidates", defines, blocks, threads, (gathered, np.int64(num_rows), out))
@@ -220,7 +220,8 @@ def _ranges(shard: VocabShard) -> np.ndarray:
     return np.array([tuple(zip(*ranges, strict=True))], dtype=fields)
 
 
-def _checked_grid(blocks: int, what: str) -> int:
+def checked_grid(blocks: int, what: str) -> int:
+    """``blocks``, unless they are more than a launch has: then a ``ValueError`` that says ``what`` takes them."""
     if blocks > MAX_BLOCKS:
         raise ValueError(
             f"{what} take {blocks} thread blocks; a launch has at most {MAX_BLOCKS}: pass fewer rows at once"
