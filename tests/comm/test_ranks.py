@@ -448,3 +448,10 @@ def test_drafts_over_real_ranks(ranks, count):
     done = ranks(count, [HERE / "ranks" / "drafters.py"], timeout=60)
     assert done.returncode == 0, done.stderr
     assert f"agree: {count}" in done.stdout
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_verification_over_real_ranks(ranks, count):
+    done = ranks(count, [HERE / "ranks" / "verify.py", "mpi", "numpy"], timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"agree: {count} rank" in done.stdout
