@@ -9,8 +9,11 @@ Row = dict[str, Any]
 Table = list[list[str]]
 
 #: What arms are compared with, the first that a table has: the existing path of an engine, of CuPy, of NumPy; a drafter
-#: that gathers its logits.
-REFERENCES = ("existing (torch)", "existing (cupy)", "existing (numpy)", "numpy argmax", "full gather")
+#: or a verification that gathers its logits.
+REFERENCES = (
+    "existing (torch)", "existing (cupy)", "existing (numpy)", "numpy argmax", "full gather", "full path (cupy)",
+    "full path (numpy)",
+)  # fmt: skip
 
 
 def reference(arms: Iterable[str]) -> str | None:
