@@ -11,7 +11,8 @@ from vpa.pick import pick_from_candidates
 from vpa.scan import local_argmax_candidates
 from vpa.top_tokens import CapturedTopTokens, TopTokens, get_top_tokens
 from vpa.transform import Transform
-from vpa.verify import CapturedGreedyVerify, GreedyVerify, emulate_greedy_verify, greedy_verify
+from vpa.verifier import CapturedGreedyVerify, GreedyVerify
+from vpa.verify import emulate_greedy_verify, greedy_verify
 from vpa.vocab import VocabShard, shard_vocab
 
 __version__ = "0.1.0"

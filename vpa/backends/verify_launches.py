@@ -1,5 +1,7 @@
-"""What the kernels of a verification are launched with, as pure functions: for ``raw`` and ``simt``; ``numba`` takes
-grid, block and most of the arguments from here."""
+"""What the kernels of a verification are launched with, as pure functions of shapes and dtypes.
+
+``raw_verify`` and ``simt_verify`` run these launches; ``numba_verify`` takes grid, block and most arguments from here.
+"""
 
 from __future__ import annotations
 

@@ -24,10 +24,8 @@ from vpa.contribution import FORMS, Contribution, blocks_of
 from vpa.logits import full_argmax, in_order_of_ids, send_of
 from vpa.plan import Plan
 from vpa.requests import Requests
-from vpa.verify import VerifySteps, fresh_outputs
+from vpa.verify_steps import Outputs, VerifySteps, fresh_outputs
 from vpa.vocab import VocabShard
-
-Outputs = tuple[Any, Any, Any]
 
 
 def run(settings: Settings, job: Job, source: HeadInput | None, progress: Progress) -> Iterator[Row]:
@@ -101,6 +99,10 @@ def _arms(job: Job, parts: dict[int, Any], case: Case, gather: str) -> dict[str,
         arms[f"sharded ({form})"] = _sharded(job, parts, case, form, gather)
     arms["sharded (candidate, again)"] = arms["sharded (candidate)"]  # what a difference must exceed
     arms |= {name: (step, None) for name, step in floor_steps([parts[job.timed]], job.library.__name__).items()}
+    if gather == "included":
+        moved = arms["sharded (candidate)"][1] or 0
+        send, recv = (job.library.zeros(size, np.uint8) for size in (moved // job.tp_size, moved))
+        arms["floor: bare gather"] = Step([lambda: job.comm.all_gather(send, recv)], job.library.__name__), None
     return arms
 
 
