@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import DTYPES, full_argmax, laid_out, to_host
-from verification import argmax, batch, expected, lists
+from verification import argmax, batch, expected, lists, uniform
 
 import vpa
 from vpa import VocabShard, backends, emulate_greedy_verify, greedy_verify, shard_vocab
@@ -258,6 +258,32 @@ def test_rates_hold_over_100_000_requests(backend):
     places = np.arange(k + 1)
     wanted = np.where(places < sampled[:, None] - 1, 2, np.where(places == sampled[:, None] - 1, 1, -1))
     assert np.array_equal(to_host(tokens), wanted)
+
+
+def test_draws_are_exact_to_the_last_bit(backend):
+    """A rate that is the very draw does not accept, the next fp32 number does; at each of many positions."""
+    k, shards, seed = 64, VocabShard.even(4, 2), -1234567890123456789
+    first = 2**32 - 20
+    drawn = np.array([uniform(seed, first + i) for i in range(k)], np.float32)
+    above = np.nextafter(drawn, np.float32(2))
+    for refused in (k, 0, 1, 31, 40, 63):
+        rates = np.where(np.arange(k) == refused, drawn, above)
+        outcome = emulate_greedy_verify(
+            parts_of(np.eye(1, 4, 3, dtype=np.float32).repeat(k + 1, 0), shards, backend.xp), shards,
+            **placed(
+                {
+                    "draft_ids": np.ones(k + 1, np.int64),
+                    "cu_num_rows": np.array([0, k + 1], np.int32),
+                    "positions": np.arange(first, first + k + 1),
+                    "seq_lens": np.ones(1, np.int32),
+                    "prefill_lens": np.ones(1, np.int32),
+                    "seeds": np.array([seed]),
+                },
+                backend.xp,
+            ),
+            num_draft_tokens=k, acceptance=rates, backend=backend.name,
+        )  # fmt: skip
+        assert lists(outcome) == ([[1] * refused + [3] + [-1] * (k - refused)], [refused + 1], [k - refused])
 
 
 @st.composite

@@ -86,14 +86,19 @@ class Requests:
         """What ranks must have alike: sizes, and checksums of arrays on the host. A GPU is not waited for."""
         sizes = {"requests": self.count, "num_draft_tokens": self.num_draft_tokens}
         sizes["acceptance"] = "given" if self.acceptance is not None else "None"
-        names = ("cu_num_rows", *_VECTORS, "acceptance")
-        held = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        checksums = {
-            f"contents of {name} (checksum)": zlib.crc32(array.tobytes())
-            for name, array in held.items()
-            if arrays.is_host(array)
+        return {
+            **sizes,
+            **checksums(**{name: getattr(self, name) for name in ("cu_num_rows", *_VECTORS, "acceptance")}),
         }
-        return {**sizes, **checksums}
+
+
+def checksums(**held: Any) -> dict[str, int]:
+    """What tells ranks that their arrays differ: of those on the host. None, and arrays on a GPU, are left out."""
+    return {
+        f"contents of {name} (checksum)": zlib.crc32(array.tobytes())
+        for name, array in held.items()
+        if array is not None and arrays.is_host(array)
+    }
 
 
 def draft_tokens(argument: Any) -> int:

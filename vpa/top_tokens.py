@@ -15,7 +15,7 @@ from vpa.plan import Plan
 from vpa.scan import candidates_shape, check, transformed
 from vpa.transform import Transform, apply, check_transform
 from vpa.vocab import VocabShard, positive
-from vpa.workspace import Buffers, Captured, Workspace, check_capturable, check_comm, check_warm
+from vpa.workspace import Buffers, Captured, Workspace, check_capturable, check_comm, check_outlives, check_warm
 
 #: For host arrays, whatever GPUs there are.
 _HOST_PLAN = Plan.agreed(None, 1)
@@ -190,7 +190,8 @@ class TopTokens:
         """Raise if a call of this kind cannot be part of a capture that the caller has under way."""
         check_capturable(self.comm)
         _check_applied(backends.select(self.backend, logits), self.transform)
-        check_warm(self._workspace.knows(kind), out)
+        check_warm(self._workspace.knows(kind))
+        check_outlives(out)
 
     def _steps_for(self, kind: Any, logits: Any, tokens: Any) -> _Steps:
         """The steps for logits of a kind, packed at the first call with them."""

@@ -7,7 +7,7 @@ from typing import Any
 from vpa import arrays, backends
 from vpa.comm import agree, check_communicator
 from vpa.contribution import Contribution, blocks_of
-from vpa.requests import Requests, draft_tokens, rates
+from vpa.requests import Requests, checksums, draft_tokens, rates
 from vpa.scan import check
 from vpa.verify_steps import (
     Outputs,
@@ -21,7 +21,7 @@ from vpa.verify_steps import (
     spans_of_told,
 )
 from vpa.vocab import VocabShard, positive
-from vpa.workspace import Buffers, Captured, Workspace, check_capturable, check_comm, check_warm
+from vpa.workspace import Buffers, Captured, Workspace, check_capturable, check_comm, check_outlives, check_warm
 
 
 class GreedyVerify:
@@ -61,14 +61,17 @@ class GreedyVerify:
             self.dtype = arrays.check_logits_dtype(dtype)
             self.max_rows, self.max_requests = positive("max_rows", max_rows), positive("max_requests", max_requests)
             self.num_draft_tokens = draft_tokens(num_draft_tokens)
+            given_rates = None
             if acceptance is not None:
-                rates(acceptance, self.num_draft_tokens, arrays.given(acceptance, "acceptance").array)
+                given_rates = arrays.given(acceptance, "acceptance").array
+                rates(given_rates, self.num_draft_tokens, given_rates)
             check_form(form, nan)
             backends.check_backend(backend)
             check_comm(shard, comm)
             sizes = {"max_rows": self.max_rows, "max_requests": self.max_requests}
             facts = facts_of("GreedyVerify", shard, form, nan, self.dtype) | sizes
             facts |= {"num_draft_tokens": self.num_draft_tokens, "acceptance": acceptance is not None}
+            facts |= checksums(acceptance=given_rates)
             own = (shard.num_valid, arrays.multiprocessors(), blocks_of(shard))
         except Exception as failure:
             error = failure
@@ -86,7 +89,8 @@ class GreedyVerify:
             capturing = not arrays.is_host(taken.array) and arrays.is_capturing()
             if capturing:
                 check_capturable(self.comm)
-                check_warm(self._workspace.knows(kind), out)
+                check_warm(self._workspace.knows(kind))
+                check_outlives(out)
             targets = _targets(out, taken, requests)
         except Exception as failure:
             error = failure
@@ -146,8 +150,9 @@ class GreedyVerify:
             return self._acceptance
         kind = ("acceptance", like.device.id)
         if arrays.is_capturing():
-            check_warm(self._workspace.knows(kind), self)
-        return self._workspace.steps(kind, lambda: rates(self._acceptance, self.num_draft_tokens, like))
+            check_warm(self._workspace.knows(kind))
+        with self._workspace.lock:
+            return self._workspace.steps(kind, lambda: rates(self._acceptance, self.num_draft_tokens, like))
 
     def _steps(self, logits: Any, requests: Requests, outputs: Outputs, shared: bool) -> VerifySteps:
         """The steps of a call, packed, in the object's memory if that is ``shared``, else in memory of their own."""

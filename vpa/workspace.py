@@ -133,14 +133,18 @@ def check_capturable(comm: Any) -> None:
         )
 
 
-def check_warm(known: bool, out: Any) -> None:
-    """Raise if a call cannot be part of a capture that the caller has under way: none of its kind was made before
-    (``known``), or its results would be fresh memory."""
+def check_warm(known: bool) -> None:
+    """Raise ``RuntimeError`` if a call cannot be part of a capture that the caller has under way, since none of its
+    kind was made before."""
     if not known:
         raise RuntimeError(
             "the first call with logits of this shape and these strides cannot be captured, since it compiles "
             "kernels: call once before the capture, or use capture()"
         )
+
+
+def check_outlives(out: Any) -> None:
+    """Raise ``ValueError`` if a call in a capture of the caller's own would write its results to fresh memory."""
     if out is None:
         raise ValueError("inside a capture of your own the result's memory must outlive the call: pass out=")
 

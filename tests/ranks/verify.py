@@ -112,6 +112,7 @@ def check_errors(comm, shard, backend, xp) -> None:
         (lambda: call(seeds=there["seeds"].astype(np.int32) if odd else there["seeds"]), "TypeError"),
         (lambda: build(max_requests=REQUESTS + odd), "different max_requests"),
         (lambda: build(form="x" if odd else "blocks"), "ValueError"),
+        (lambda: build(acceptance=np.full(K, 0.5 + odd / 4, np.float32)), "different contents of acceptance"),
     ]
     if xp is np:
         calls.append((lambda: call(draft_ids=there["draft_ids"] + odd), "different contents of draft_ids"))
