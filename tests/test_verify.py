@@ -104,7 +104,7 @@ def test_the_matrix_of_ranks_vocabularies_and_drafts(backend, tp, vocab):
             pytest.skip("simt takes three of these")
     shards = sharding(vocab, tp)
     for k in drafts:
-        requests = 4 if backend.is_slow else 7
+        requests = 5 if backend.is_slow else 7
         whole = whole_rows(np.random.default_rng(vocab + tp + k), requests * (k + 1), shards)
         check(backend, whole, shards, k, seed=tp, requests=requests)
 

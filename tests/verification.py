@@ -121,7 +121,7 @@ def batch(rng: np.random.Generator, best: np.ndarray, k: int, vocab: int, reques
     starts = rng.integers(5, 2**40, requests)
     prefill = np.full(requests, 5)
     prefill[-1] = 9  # still in prefill
-    starts[-2] = 3  # whose drafts still belong to the prompt
+    starts[0], starts[-2] = 5, 4  # the first one's drafts just follow the prompt, the other's still belong to it
     positions = np.zeros(rows, np.int64)
     local = [np.arange(count) for count in counts]
     positions[:owned] = np.repeat(starts, counts) + np.concatenate(local)

@@ -82,6 +82,27 @@ def test_scans(name, nan, warp_size):
             assert np.array_equal(out, wanted), (dtype, form, order)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_that_is_ignored_ties_with_minus_infinity(dtype):
+    """Rows of both alone, and the first is one or the other: a whole load of columns is searched for either."""
+    shard = VocabShard.even(700, 1)[0]
+    host = np.full((ROWS, 700), -np.inf, np.float32)
+    host[np.indices(host.shape).sum(axis=0) % 2 == 1] = np.nan
+    host[ROWS // 2 :, ::3] = -np.inf
+    host = host.astype(DTYPES[dtype])
+    requests = requests_of(1, 700)
+    for form, splits in (("candidate", 1), ("candidate", 5), ("blocks", 0)):
+        contribution = Contribution.agreed(form, K, splits, [blocks_of(shard)], 700)
+        wanted, out = (np.zeros(contribution.shape(ROWS, REQUESTS), np.uint64) for _ in range(2))
+        numpy_verify.prepare_verify_scan(host, shard, contribution, "ignore", requests, wanted)(host, requests, wanted)
+        run(
+            verify_launches.scan(
+                laid_out(host, "padded_rows"), shard, contribution, "ignore", requests.cu_num_rows, out
+            )
+        )
+        assert np.array_equal(out, wanted), (form, splits)
+
+
 @pytest.mark.parametrize("form", ["candidate", "blocks"])
 def test_whatever_offsets_hold_nothing_outside_the_arrays_is_touched(form):
     """What arrays on a GPU hold is not checked; here an access out of bounds is an exception."""
