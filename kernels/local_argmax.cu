@@ -14,7 +14,7 @@
 
 // Blocks that all fit at once are what hides memory's latency; a loop, longer groups, or a transform, in which
 // arithmetic is what takes time, need more registers than that.
-#if VPA_RANGES == 1 && VPA_ONCE && VPA_LOADS <= 4 && !VPA_TRANSFORM && !VPA_BLOCKS
+#if VPA_RANGES == 1 && VPA_ONCE && VPA_LOADS <= 4 && !VPA_TRANSFORM
 #define RESIDENT VPA_RESIDENT
 #else
 #define RESIDENT 1024
