@@ -12,8 +12,6 @@ from vpa.kernels import numba_device as device
 from vpa.kernels import numba_order as order
 from vpa.kernels.numba_order import i64, u32, u64
 
-DRAFT_BLOCK, BONUS_BLOCK = 8192, 1024
-
 NO_TOKEN = i64(-1)
 _LOW, _HALF = u64(0xFFFFFFFF), u64(32)
 _STEP = u32(0x2FFFFFFF)  # the bits of the fp32 number just below 2^-31
@@ -70,6 +68,8 @@ def local_argmax_blocks(
     drafts: int,
     width: int,
     bonus_width: int,
+    draft_block: int,
+    bonus_block: int,
 ):
     """Statistics of blocks of ids: a kernel for ``requests * (drafts * width + bonus_width)`` blocks of ``threads``.
 
@@ -90,11 +90,11 @@ def local_argmax_blocks(
         if place < drafts * width:
             i = place // width
             has_row = i + 1 < count
-            first, size = draft_from + place % width * DRAFT_BLOCK, i64(DRAFT_BLOCK)
+            first, size = draft_from + place % width * draft_block, i64(draft_block)
         else:
             i = count - 1
             has_row = count > 0
-            first, size = bonus_from + (place - drafts * width) * BONUS_BLOCK, i64(BONUS_BLOCK)
+            first, size = bonus_from + (place - drafts * width) * bonus_block, i64(bonus_block)
         best = order.NO_CANDIDATE
         if has_row:  # all threads alike
             address = logits + (begin + i) * row_stride * word_bytes

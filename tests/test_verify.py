@@ -1,4 +1,4 @@
-"""greedy_verify, emulation and GreedyVerify in one process: S3's matrix against the rules in plain Python; refusals."""
+"""greedy_verify, its emulation and GreedyVerify in one process, against the rules in plain Python; what they refuse."""
 
 from __future__ import annotations
 

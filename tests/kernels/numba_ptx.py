@@ -56,7 +56,9 @@ for dtype, larger in (("bfloat16", "max.bf16x2"), ("float16", "max.f16x2"), ("fl
     assert ptx_of(kernel, (i64, i64, i64, i64, ranges(1), i64)).count(larger) == 15 + (dtype != "float32")
     count += 1
 for dtype, contiguous, in_ranges, nan_ignored in (("bfloat16", True, 1, False), ("float32", False, 2, True)):
-    kernel = numba_verify.local_argmax_blocks(dtype, in_ranges, contiguous, 256, 4, contiguous, nan_ignored, 3, 7, 50)
+    kernel = numba_verify.local_argmax_blocks(
+        dtype, in_ranges, contiguous, 256, 4, contiguous, nan_ignored, 3, 7, 50, 8192, 1024
+    )
     ptx_of(kernel, (i64, i64, i64, ranges(in_ranges), *(i64,) * 5))
     count += 1
 for blocks, synthetic, drafts in ((False, False, 3), (True, True, 3), (True, False, 128), (False, True, 0)):

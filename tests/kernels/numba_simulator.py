@@ -98,9 +98,8 @@ def verified(form: str, nan: str, dtype: str, synthetic: bool) -> None:
                 address, stride, 1, split_chunk(shard.num_valid, width), shard.ranges, out.ctypes.data
             )
         else:
-            scan = numba_verify.local_argmax_blocks(
-                *walk, ignored, k, contribution.draft_width, contribution.bonus_width
-            )
+            widths = (contribution.draft_width, contribution.bonus_width)
+            scan = numba_verify.local_argmax_blocks(*walk, ignored, k, *widths, DRAFT_BLOCK, BONUS_BLOCK)
             firsts = (block_span(shard, size)[0] * size for size in (DRAFT_BLOCK, BONUS_BLOCK))
             offsets = requests.cu_num_rows.ctypes.data
             scan[lines * width, 32](address, stride, 1, shard.ranges, out.ctypes.data, offsets, len(host), *firsts)

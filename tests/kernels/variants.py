@@ -78,10 +78,13 @@ def _verifications():
         yield verify_launches.scan(strided, shards[0], blocks, "ignore", offsets, None)
         by_columns = np.empty((9, shards[0].width), dtype, order="F")
         yield verify_launches.scan(by_columns, shards[0], candidates, "ignore", offsets, None)
+    alone = np.empty((1, shards[0].width), np.float16)
+    yield verify_launches.scan(alone, shards[0], Contribution("blocks", 0, 7, 50), "first", offsets, None)
     for contribution, synthetic in ((candidates, False), (blocks, True)):
         yield _finish(contribution, synthetic)
     yield _finish(Contribution("blocks", 128, 25, 196), False)
     yield _finish(Contribution("candidate", 0, 64, 64), True)
+    yield _finish(Contribution("blocks", 0, 7, 50), False)
 
 
 def _finish(contribution: Contribution, synthetic: bool) -> launches.Launch:

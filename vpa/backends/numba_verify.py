@@ -20,9 +20,11 @@ def prepare_verify_scan(
         packed = numba_.prepare_scan(logits, shard, "packed", contribution.draft_width, out, nan)
         return lambda logits, requests, out: packed(logits, out)
     launch = verify_launches.scan(logits, shard, contribution, nan, requests.cu_num_rows, out)
-    names = ("ranges", "contiguous", "threads", "loads", "once", "drafts", "width", "bonus_width")
+    names = ("ranges", "contiguous", "threads", "loads", "once", "drafts", "width", "bonus_width", "draft_block")
     kernel = numba_verify.local_argmax_blocks(
-        logits.dtype.name, nan_ignored=nan == "ignore", **{name: launch.defines[name] for name in names}
+        logits.dtype.name,
+        nan_ignored=nan == "ignore",
+        **{name: launch.defines[name] for name in (*names, "bonus_block")},
     )
     row_stride, column_stride, num_rows, draft_from, bonus_from = (
         int(launch.args[place]) for place in (1, 2, -3, -2, -1)

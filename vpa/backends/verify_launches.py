@@ -38,6 +38,7 @@ def _scan_of_blocks(logits: Any, shard: VocabShard, contribution: Contribution, 
     shape = launches.scan_shape(widest, logits.dtype, contiguous)
     defines = {**launch.defines, **request_defines(contribution)}
     defines.update(threads=shape.threads, loads=shape.loads, once=int(shape.once))
+    defines.update(draft_block=DRAFT_BLOCK, bonus_block=BONUS_BLOCK)
     requests = len(cu_num_rows) - 1
     blocks = launches.checked_grid(requests * contribution.line, f"{requests} requests of {contribution.line} blocks")
     first_ids = (np.int64(block_span(shard, size)[0] * size) for size in (DRAFT_BLOCK, BONUS_BLOCK))
