@@ -20,7 +20,7 @@ if not config.ENABLE_CUDASIM:
     kernel = cuda.jit  # the decorators of kernels and of the functions they call
     function = cuda.jit(device=True, forceinline=True)
 
-    _INTEGERS = {kind: ir.IntType(kind.bitwidth) for kind in (types.uint16, types.uint32, types.uint64)}
+    _INTEGERS = {kind: ir.IntType(kind.bitwidth) for kind in (types.uint16, types.uint32, types.uint64, types.int32)}
 
     def _assembly(
         builder: Any,
@@ -86,10 +86,16 @@ if not config.ENABLE_CUDASIM:
     load_u64 = _load(types.uint64, types.uint64)
     store_u16 = _store(types.uint16, types.uint32)
     store_u32, store_u64 = (_store(kind, kind) for kind in (types.uint32, types.uint64))
+    load_i32 = _load(types.int32, types.int64)
+
+    _FLOAT32 = "{{.reg .f32 a, b; mov.b32 a, $1; mov.b32 b, $2; {}.f32 a, a, b; mov.b32 $0, a;}}"
 
     larger_bfloat16 = _binary("max.NaN.bf16x2 $0, $1, $2;")
     larger_float16 = _binary("max.NaN.f16x2 $0, $1, $2;")
-    larger_float32 = _binary("{.reg .f32 a, b; mov.b32 a, $1; mov.b32 b, $2; max.NaN.f32 a, a, b; mov.b32 $0, a;}")
+    larger_float32 = _binary(_FLOAT32.format("max.NaN"))
+    larger_bfloat16_number = _binary("max.bf16x2 $0, $1, $2;")  # NaN only where both are
+    larger_float16_number = _binary("max.f16x2 $0, $1, $2;")
+    larger_float32_number = _binary(_FLOAT32.format("max"))
 
     # fp32 arithmetic on bits, each operation rounded by itself, subnormals kept; see float32.cuh.
     _OF_TWO = "{.reg .f32 a, b; mov.b32 a, $1; mov.b32 b, $2; "
@@ -157,6 +163,16 @@ if not config.ENABLE_CUDASIM:
         return types.uint32(types.uint32), body
 
     @intrinsic
+    def product_bits(typingctx, number, factor):
+        """The bits of the fp32 product of an integer, rounded to fp32, and the fp32 number with the bits ``factor``."""
+
+        def body(context, builder, signature, args):
+            product = builder.fmul(builder.uitofp(args[0], ir.FloatType()), builder.bitcast(args[1], ir.FloatType()))
+            return builder.bitcast(product, ir.IntType(32))
+
+        return types.uint32(types.uint32, types.uint32), body
+
+    @intrinsic
     def integer_of_float_bits(typingctx, bits):
         """The integer equal to the fp32 number with these bits."""
 
@@ -177,7 +193,7 @@ else:
     def _read(address: int, kind: Any) -> Any:
         size = np.dtype(kind).itemsize
         assert address % size == 0
-        return kind(int.from_bytes(ctypes.string_at(int(address), size), "little"))
+        return np.frombuffer(ctypes.string_at(int(address), size), kind)[0]
 
     def _write(address: int, value: Any, kind: Any) -> None:
         assert address % np.dtype(kind).itemsize == 0
@@ -195,6 +211,9 @@ else:
     def store_u16(address, value):
         _write(address, value, np.uint16)
 
+    def load_i32(address):
+        return np.int64(_read(address, np.int32))
+
     def store_u32(address, value):
         _write(address, value, np.uint32)
 
@@ -205,15 +224,23 @@ else:
         assert address % 16 == 0
         return tuple(_read(address + 4 * i, np.uint32) for i in range(4))
 
-    def larger_bfloat16(a, b):
-        high = larger_float32(a & np.uint32(0xFFFF0000), b & np.uint32(0xFFFF0000)) & np.uint32(0xFFFF0000)
-        return high | larger_float32(a << np.uint32(16), b << np.uint32(16)) >> np.uint32(16)
+    def _larger(maximum):
+        """The three functions that take the larger of two words' logits by ``maximum``."""
 
-    def larger_float16(a, b):
-        return np.maximum(np.array([a]).view(np.float16), np.array([b]).view(np.float16)).view(np.uint32)[0]
+        def larger_bfloat16(a, b):
+            high = larger_float32(a & np.uint32(0xFFFF0000), b & np.uint32(0xFFFF0000)) & np.uint32(0xFFFF0000)
+            return high | larger_float32(a << np.uint32(16), b << np.uint32(16)) >> np.uint32(16)
 
-    def larger_float32(a, b):
-        return np.maximum(a.view(np.float32), b.view(np.float32)).view(np.uint32)
+        def larger_float16(a, b):
+            return maximum(np.array([a]).view(np.float16), np.array([b]).view(np.float16)).view(np.uint32)[0]
+
+        def larger_float32(a, b):
+            return maximum(a.view(np.float32), b.view(np.float32)).view(np.uint32)
+
+        return larger_bfloat16, larger_float16, larger_float32
+
+    larger_bfloat16, larger_float16, larger_float32 = _larger(np.maximum)
+    larger_bfloat16_number, larger_float16_number, larger_float32_number = _larger(np.fmax)
 
     def _lanes(value):
         """The values of all lanes of the warp, and the own lane's number."""
@@ -266,6 +293,9 @@ else:
 
     def float_bits(number):
         return np.float32(number).view(np.uint32)
+
+    def product_bits(number, factor):
+        return (np.float32(number) * factor.view(np.float32)).view(np.uint32)
 
     def integer_of_float_bits(bits):
         return np.uint32(bits.view(np.float32))

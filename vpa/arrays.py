@@ -148,6 +148,23 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, like: Any, name
         raise ValueError(f"{name} starts at a fraction of a {out.dtype}")
 
 
+def check_vector(array: Any, name: str, length: int, dtype: Any, like: Any) -> None:
+    """Raise unless ``array`` is ``dtype``[length], C-contiguous, of the library of ``like`` and on the current GPU."""
+    dtype = np.dtype(dtype)
+    if is_host(array) != is_host(like):
+        raise TypeError(
+            f"{name} is a {namespace(array).__name__} array, logits are a {namespace(like).__name__} array; copy one "
+            f"of them"
+        )
+    check_device(array, name)
+    if array.dtype != dtype:
+        raise TypeError(f"{name} is {array.dtype}; {dtype} is accepted")
+    if array.shape != (length,):
+        raise ValueError(f"{name} has shape {array.shape}; [{length}] is accepted")
+    if not array.flags.c_contiguous or not is_aligned(array):
+        raise ValueError(f"{name} has gaps between its elements, or starts at a fraction of one; copy it first")
+
+
 def target(out: Any, shape: tuple[int, ...], dtype: np.dtype, like: Given, name: str = "out") -> Given:
     """Where a result goes: the caller's ``out``, checked, or fresh memory of the library of ``like``."""
     if out is None:

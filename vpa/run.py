@@ -262,7 +262,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--lm-head", metavar="FILE.safetensors[:TENSOR]", help="scan the logits of a real head [vocabulary, hidden]")
     add("--hidden", metavar="FILE.npy", help="hidden states [rows, hidden] for the head; default: near its own rows")
     add("--family", metavar="NAME,...", help="of draft: nemotron-h, deepseek, deepseek-v3.2 (default: all)")
-    add("--draft-tokens", type=int, metavar="N", help="of draft: tokens of a loop (default: 7 for nemotron-h, 3 else)")
+    add(
+        "--draft-tokens",
+        type=int,
+        metavar="N",
+        help="of draft: of a loop (default: 7 for nemotron-h, 3 else); of verify: K",
+    )
     add("--hidden-sizes", metavar="N,N,...", help="of norm: elements of a row")
     add("--seed", type=int, metavar="N", help="of the inputs (default: 0)")
     add("--check-only", action="store_true", help="check all tokens, time nothing")

@@ -21,6 +21,7 @@ REGISTERS = {
     "head_candidates": 128,
     "transform_logits": 64,
     "residual_rmsnorm": 80,
+    "greedy_verify": 64,
     "empty": 16,
     "plain_read": 48,
     "plain_move": 64,

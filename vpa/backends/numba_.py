@@ -27,12 +27,12 @@ def pick_from_candidates(gathered: Any, num_rows: int, out: Any) -> None:
         prepare_pick(gathered, num_rows, out)()
 
 
-def prepare_scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Prepared:
+def prepare_scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any, nan: str = "first") -> Prepared:
     """``local_argmax_candidates`` packed once, for calls with other ``(logits, out)`` of the same kind; rows >= 1."""
     launch = launches.scan_by_rows(logits, shard, layout, splits, out)
     defines = {**launch.defines, "dtype": logits.dtype.name, "pairs": layout == "pairs"}
     del defines["write"], defines["cluster"]
-    kernel = numba_argmax.local_argmax_candidates(**defines)
+    kernel = numba_argmax.local_argmax_candidates(**defines, nan_ignored=nan == "ignore")
     _, row_stride, column_stride, chunk, _, _ = launch.args
     ranges = shard.ranges or ((0, 0, 0),)
     return Prepared(kernel, launch, (logits, int(row_stride), int(column_stride), int(chunk), ranges, out))

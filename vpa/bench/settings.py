@@ -26,7 +26,7 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", **{name
 
 
 #: Kinds of experiment: modules of ``vpa.bench`` with a function ``run``.
-KINDS = ("headline", "numpy_backend", "compare", "draft", "head", "norm")
+KINDS = ("headline", "numpy_backend", "compare", "draft", "head", "norm", "verify")
 
 #: Kinds that one process runs, which emulates the ranks.
 ONE_PROCESS = ("compare",)
@@ -40,21 +40,25 @@ MAX_LOGITS = 2**30
 
 #: Settings that only some kinds have: those kinds, the option of the command line, and what others have instead.
 _OF_KINDS: dict[str, tuple[tuple[str, ...], str, Any]] = {
-    "families": (("headline", "numpy_backend", "compare"), "", ()),
+    "families": (("headline", "numpy_backend", "compare", "verify"), "", ()),
     "drafters": (("draft",), " (--family)", ()),
-    "draft_tokens": (("draft",), " (--draft-tokens)", None),
+    "draft_tokens": (("draft", "verify"), " (--draft-tokens)", None),
     "hidden_sizes": (("norm",), " (--hidden-sizes)", ()),
 }
+
+#: Drafts of a request that is verified, where no number is asked for.
+DRAFT_TOKENS = 3
 
 
 @dataclass(frozen=True)
 class Settings:
     """Everything that decides what an experiment does.
 
-    rows: batch sizes. vocab: vocabulary size. dtypes: of the logits; the first one has the most times. tp: ranks
-    that one process emulates, if it runs alone. calls: calls of a timed sample. rounds: samples. families: see
-    ``vpa.bench.families``. drafters, draft_tokens, hidden_size, intermediate_size: see ``vpa.bench.draft``.
-    hidden_sizes: see ``vpa.bench.norm``. The rest: see ``python -m vpa.run --help``.
+    rows: batch sizes; of verify, requests. vocab: vocabulary size. dtypes: of the logits; the first one has the most
+    times. tp: ranks that one process emulates, if it runs alone. calls: calls of a timed sample. rounds: samples.
+    families: see ``vpa.bench.families``. drafters, draft_tokens, hidden_size, intermediate_size: see
+    ``vpa.bench.draft``; draft_tokens of verify: of a request. hidden_sizes: see ``vpa.bench.norm``. The rest: see
+    ``python -m vpa.run --help``.
     """
 
     experiment: str
@@ -137,8 +141,12 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
         check_layout(settings.layout, settings.vocab)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    if settings.kind == "verify" and (settings.layout != "packed" or settings.hidden is not None):
+        raise UsageError("verify has packed candidates, and hidden states of its own: leave --layout and --hidden out")
     # A rank pads by less than 64 columns, and its candidates take less memory than so many logits.
     rows, columns = max(settings.rows), settings.vocab + 64 * settings.tp
+    if settings.kind == "verify":  # there they are requests
+        rows *= (settings.draft_tokens or DRAFT_TOKENS) + 1
     if rows * columns > MAX_LOGITS:
         raise UsageError(
             f"{rows} rows of vocabulary {settings.vocab}, padded for {settings.tp} ranks, are up to {rows * columns} "
