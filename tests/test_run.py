@@ -646,6 +646,17 @@ class TestOnAGpu:
         assert done.returncode == 0, done.stderr
         assert "1 rank, NCCL" in done.stdout
 
+    @pytest.mark.mpi
+    def test_drafts_over_nccl(self, ranks, tmp_path):
+        """Whole loops as graphs that hold the gathers, of both arms and of a fused product."""
+        path = tmp_path / "out.json"
+        small = ["--comm", "nccl", "--rows", "3", "--vocab", "500", "--draft-tokens", "2"]
+        done = ranks(1, ["-m", "vpa.run", "draft", *small, "--json", path], timeout=100)
+        assert done.returncode == 0, done.stderr
+        timed = [row for row in record.read(path)["rows"] if row["samples_us"]]
+        assert {row["mode"] for row in timed} == {"captured", "eager"}
+        assert {"full gather", "local argmax", "fused product"} <= {row["arm"] for row in timed}
+
 
 @pytest.mark.mpi
 class TestJobs:

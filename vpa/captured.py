@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
+
+
+def capture(stream: Any, enqueue: Callable[[], Any]) -> Any:
+    """The graph of what ``enqueue`` puts on ``stream``, CuPy's current one. An error in it is raised as it is."""
+    stream.begin_capture()
+    try:
+        enqueue()
+    except BaseException:
+        with contextlib.suppress(Exception):  # the stream's own error says only that the capture is invalid
+            stream.end_capture()
+        raise
+    return stream.end_capture()
 
 
 class Captured:
@@ -27,11 +40,7 @@ class Captured:
         with cupy.cuda.using_allocator(self._pool.malloc), stream:
             enqueue()
             stream.synchronize()
-            stream.begin_capture()
-            try:
-                enqueue()
-            finally:
-                self._graph = stream.end_capture()
+            self._graph = capture(stream, enqueue)
         if hasattr(comm, "adopt"):
             comm.adopt(self)
 

@@ -1,4 +1,6 @@
-"""Which backend does the work on an array. Every backend module has the same functions, on checked arguments.
+"""Which backend does the work on an array.
+
+Every backend module scans and picks by the same functions, on checked arguments; some do more.
 
 numpy   NumPy arrays; the specification.
 raw     CuPy arrays; the CUDA/HIP source in ``kernels/``, compiled by ``cupy.RawModule``.
