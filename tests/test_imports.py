@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["vpa.kernels"],
     ["vpa.order"],
-    ["vpa.vocab", "vpa.plan"],
+    ["vpa.vocab", "vpa.plan", "vpa.shapes", "vpa.crossover"],
     ["vpa.acceptance"],
     ["vpa.arrays"],
     ["vpa.transform"],
@@ -35,7 +35,7 @@ LAYERS = [
     ["vpa.mpi_runs"],
     ["vpa.record"],
     ["vpa.tables"],
-    ["vpa.comparison"],
+    ["vpa.comparison", "vpa.study"],
     ["vpa.figures"],
     ["vpa.report"],
     ["vpa.run"],

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vpa import comparison, record
+from vpa import comparison, record, study
 from vpa.order import LOGITS_DTYPES
 from vpa.tables import REFERENCES, Row, Table, grouped, heading, markdown, reference, text, timed, us
 
@@ -91,6 +91,8 @@ def print_rows(rows: Sequence[Row], out: Callable[[str], None] = print) -> None:
         for table in (check_table(rows), position_table(rows), time_table(rows)):
             if len(table) > 1:
                 out(text(table) + "\n")
+    for one in study.studies(rows):
+        out(f"{one.title}:\n\n{text(one.table())}\n\n{one.words()}\n")
     for arm, reason in dict.fromkeys((row["arm"], row["skipped"]) for row in rows if row["skipped"]):
         out(f"without {arm}: {reason}\n")
 
@@ -166,6 +168,8 @@ def _print(content: dict[str, Any], rows: Sequence[Row], summary_only: bool, che
     tables = comparison.tables(rows, summary_only) if comparison.has_parts(rows) else pivot_tables(rows)
     for title, table in tables.items():
         print(f"\n{title}:\n\n{markdown(table)}")
+    for one in study.studies(rows):
+        print(f"\n{one.title}, what the local argmax saves:\n\n{markdown(one.table())}\n\n{one.words()}.")
     for checks in (check_table(content["rows"]), position_table(content["rows"])):
         if len(checks) > 1 and checks_too:
             print(f"\n{markdown(checks)}")

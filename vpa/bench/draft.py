@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from vpa import weights
-from vpa.arrays import LAYOUTS
-from vpa.bench.experiment import Progress, Row, row_of
+from vpa.bench.experiment import Progress, Row, bytes_moved, modes, row_of
 from vpa.bench.head import kept_promise
 from vpa.bench.inputs import HeadInput
 from vpa.bench.job import Job, to_host, wrong_rows
@@ -18,7 +17,7 @@ from vpa.bench.settings import Settings
 from vpa.bench.steps import Step, timed
 from vpa.draft import draft_by, full_selection
 from vpa.drafters import NemotronHMTP, seeded_drafter, validate_local_argmax_reduction
-from vpa.logits import LogitsProcessor, ParallelLMHead, gathered_bytes
+from vpa.logits import LogitsProcessor, ParallelLMHead
 from vpa.mtp import mixed
 from vpa.order import LOGITS_DTYPES
 
@@ -114,9 +113,9 @@ def _timed(
     def loop(way: Callable[[Any, int], Any]) -> Callable[[], Any]:
         return lambda: draft_by(way, drafter, hidden, count, **given.of(rows))
 
-    moved = _bytes_moved(job, drafter, rows, settings.layout)
+    moved = dict(zip((FULL, LOCAL), bytes_moved(job, drafter.head_of(0), rows, settings.layout), strict=True))
     moved[FUSED] = moved[LOCAL] if job.tp_size == 1 else job.tp_size * rows * 8
-    for mode in _modes(job):
+    for mode in modes(job):
         steps = {arm: Step([loop(way)], job.library.__name__) for arm, way in ways.items()}
         for arm in (FULL, LOCAL):
             steps[arm] = dataclasses.replace(steps[arm], expected=drafts)
@@ -132,13 +131,6 @@ def _timed(
                 kernels=None if kernels.get(arm) is None else round(kernels[arm] / count, 2),
                 samples=job.largest(samples[arm]) / count, bytes_moved=moved.get(arm),
             )  # fmt: skip
-
-
-def _modes(job: Job) -> tuple[str, ...]:
-    """How loops are timed: on the host; eagerly and, where its collectives allow that, as one CUDA graph."""
-    if job.library is np:
-        return ("host",)
-    return ("captured", "eager") if job.comm.capturable else ("eager",)
 
 
 def _along(job: Job, drafter: Any, given: _Given, right: np.ndarray) -> Callable[[Any], np.ndarray]:
@@ -160,17 +152,6 @@ def _along(job: Job, drafter: Any, given: _Given, right: np.ndarray) -> Callable
         return np.where(np.stack(kept, axis=1), right, -1)
 
     return judged
-
-
-def _bytes_moved(job: Job, drafter: Any, rows: int, layout: str) -> dict[str, int]:
-    """Bytes of all ranks' contributions that a rank has after the gather of one step; none where there is one rank."""
-    if job.tp_size == 1:
-        return {FULL: 0, LOCAL: 0}
-    head = drafter.head_of(0)
-    one = head if isinstance(head, ParallelLMHead) else head[0]
-    numbers, dtype = LAYOUTS[layout]
-    splits = job.plan(one.weight).splits(rows)
-    return {FULL: gathered_bytes(head, rows), LOCAL: job.tp_size * rows * splits * numbers * dtype.itemsize}
 
 
 def _drafter(settings: Settings, job: Job, source: HeadInput | None, family: str, dtype: str) -> Any:

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from vpa.arrays import LAYOUTS
 from vpa.bench.inputs import HeadInput, family_logits, head_logits
 from vpa.bench.job import Job, wrong_rows
 from vpa.bench.settings import Settings
+from vpa.logits import Head, ParallelLMHead, gathered_bytes
 from vpa.order import LOGITS_DTYPES
 
 #: One entry of a record; see docs/measuring.md.
@@ -45,6 +47,24 @@ def checks(settings: Settings, job: Job, source: HeadInput | None, progress: Pro
             tokens = job.top_tokens({rank: array[:rows] for rank, array in logits.items()}, settings.layout)
             wrong = job.total(wrong_rows(tokens, expected[:rows]))
             yield row_of(settings, job, rows, dtype, name, "get_top_tokens", wrong)
+
+
+def modes(job: Job) -> tuple[str, ...]:
+    """How work with collectives is timed: on the host; eagerly and, where they allow that, as one CUDA graph."""
+    if job.library is np:
+        return ("host",)
+    return ("captured", "eager") if job.comm.capturable else ("eager",)
+
+
+def bytes_moved(job: Job, head: Head, rows: int, layout: str) -> tuple[int, int]:
+    """Bytes of all ranks' contributions that a rank has after the full gather, and after that of candidates; none where
+    there is one rank."""
+    if job.tp_size == 1:
+        return 0, 0
+    one = head if isinstance(head, ParallelLMHead) else head[0]
+    numbers, dtype = LAYOUTS[layout]
+    splits = job.plan(one.weight).splits(rows)
+    return gathered_bytes(head, rows), job.tp_size * rows * splits * numbers * dtype.itemsize
 
 
 def row_of(
