@@ -38,6 +38,7 @@ LAYERS = [
     ["vpa.comparison", "vpa.study"],
     ["vpa.figures"],
     ["vpa.report"],
+    ["vpa.predict"],
     ["vpa.run"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -65,14 +65,15 @@ class Crossover:
             text = f"crossover: none needed, the local argmax pays at every size from {self.smallest} rows on"
         else:
             text = f"crossover: the local argmax pays from {self.rows:.3g} rows on"
-        text += f"; {CONFIDENCE:.0%} of resamples: {self._end(self.low)} to {self._end(self.high)}"
+        text += f"; {CONFIDENCE:.0%} of resamples: {self.ends(self.low)} to {self.ends(self.high)}"
         if 0 < self.none < 1 or (self.none == 1 and self.rows != np.inf):
             text += f", {self.none:.0%} of them with none in range"
         if self.changes > 1:
             text += f"; the difference changes its sign {self.changes} times, and the last of them counts"
         return text
 
-    def _end(self, rows: float) -> str:
+    def ends(self, rows: float) -> str:
+        """A batch size as ``rows``, ``low`` and ``high`` hold it, in words."""
         if rows == 0:
             return f"below {self.smallest}"
         return f"above {self.largest}" if rows == np.inf else f"{rows:.3g}"

@@ -76,7 +76,7 @@ class _Study:
         if given:
             logits = family_logits("random", settings.seed, rows, dtype, job)
             heads: list[ParallelLMHead] = [_given(job, rank, logits[rank]) for rank in job.played]
-            hidden = job.library.zeros((rows, 1), LOGITS_DTYPES[dtype])
+            hidden = job.place(np.zeros((rows, 1), LOGITS_DTYPES[dtype]))
         else:
             heads, hidden = _made(settings, job, shape, source, dtype)
         processor = LogitsProcessor(job.comm, layout=settings.layout, backend=job.backend)
@@ -131,7 +131,7 @@ class _Study:
 
 
 def _given(job: Job, rank: int, logits: Any) -> GivenLogits:
-    weight = job.library.zeros((job.shards[rank].width, 1), logits.dtype)
+    weight = job.place(np.zeros((job.shards[rank].width, 1), logits.dtype))
     return GivenLogits(weight, job.shards, rank, logits=logits)
 
 
