@@ -1,6 +1,7 @@
 """Vocabulary-parallel argmax: the greedy token of logits split over ranks by vocabulary, without gathering them."""
 
 from vpa import comm
+from vpa.calibrate import calibrate
 from vpa.captured import CapturedTokens
 from vpa.draft import capture_drafts, draft_tokens
 from vpa.drafters import validate_local_argmax_reduction
@@ -8,6 +9,7 @@ from vpa.emulate import emulate_top_tokens
 from vpa.logits import LogitsProcessor, ParallelLMHead
 from vpa.pick import pick_from_candidates
 from vpa.scan import local_argmax_candidates
+from vpa.switch import SwitchTable
 from vpa.top_tokens import TopTokens, get_top_tokens
 from vpa.transform import Transform
 from vpa.vocab import VocabShard, shard_vocab
@@ -18,9 +20,11 @@ __all__ = [
     "CapturedTokens",
     "LogitsProcessor",
     "ParallelLMHead",
+    "SwitchTable",
     "TopTokens",
     "Transform",
     "VocabShard",
+    "calibrate",
     "capture_drafts",
     "comm",
     "draft_tokens",
