@@ -38,7 +38,7 @@ LAYERS = [
     ["vpa.mpi_runs"],
     ["vpa.record"],
     ["vpa.tables"],
-    ["vpa.comparison", "vpa.study"],
+    ["vpa.comparison", "vpa.study", "vpa.moved"],
     ["vpa.figures"],
     ["vpa.report"],
     ["vpa.predict"],

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vpa import comparison, record, study
+from vpa import comparison, moved, record, study
 from vpa.order import LOGITS_DTYPES
 from vpa.tables import REFERENCES, Row, Table, grouped, heading, markdown, reference, text, timed, us
 
@@ -117,6 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables of records as Markdown; exit code 2 for a file that is no record or lacks what is asked for."""
     options = _parser().parse_args(arguments)
     arms = None if options.arms is None else options.arms.split(",")
+    if options.compare:
+        return _compare(options.records, {key: getattr(options, key) for key in _FILTERS if getattr(options, key)})
     for path in options.records:
         try:
             content = record.read(path)
@@ -158,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=tuple(LOGITS_DTYPES), help="only times of logits of this dtype (default: all)")
     add("--input", metavar="FAMILY", help="only times of this input (default: all)")
     add("--strides", metavar="NAME", help="of compare: only times of logits laid out so (default: all)")
+    add("--compare", action="store_true", help="of two records: only the times that moved by more than their noise")
     add("--summary", action="store_true", help="of compare: only the summary, of the first table's times")
     add("--figures", metavar="FOLDER", help="of compare: instead of tables, write figures there as PNG and SVG")
     return parser
@@ -173,6 +176,34 @@ def _print(content: dict[str, Any], rows: Sequence[Row], summary_only: bool, che
     for checks in (check_table(content["rows"]), position_table(content["rows"])):
         if len(checks) > 1 and checks_too:
             print(f"\n{markdown(checks)}")
+    return 0
+
+
+def _compare(paths: Sequence[str], wanted: dict[str, str]) -> int:
+    """Print which times of the second record moved, against the first. Returns the exit code."""
+    if len(paths) != 2:
+        print(f"vpa.report: --compare takes two records, before and after; got {len(paths)}", file=sys.stderr)
+        return 2
+    try:
+        before, after = map(record.read, paths)
+    except ValueError as error:
+        print(f"vpa.report: {error}", file=sys.stderr)
+        return 2
+    found, *only = moved.changes(
+        *([row for row in content["rows"] if wanted.items() <= row.items()] for content in (before, after))
+    )
+    if not found:
+        kinds = " and ".join(f"{content['experiment']}" for content in (before, after))
+        print(f"vpa.report: the records have no times of the same thing; they are of {kinds}", file=sys.stderr)
+        return 2
+    print(f"before: {describe(before)}\n\nafter: {describe(after)}\n")
+    devices = [record.device(content["environment"]) for content in (before, after)]
+    if devices[0] != devices[1]:
+        print(f"The devices differ, {devices[0]} and {devices[1]}: what moved is not the code's alone.\n")
+    lines = moved.table(found)
+    if len(lines) > 1:
+        print(markdown(lines) + "\n")
+    print(moved.words(found, *only) + ".")
     return 0
 
 
