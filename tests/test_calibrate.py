@@ -164,6 +164,29 @@ def made_up(full, noise: float = 0.0):
     return time_called
 
 
+@pytest.mark.parametrize(
+    ("called", "captured", "ways"), [(1, None, [FULL, LOCAL]), (1, 1, [LOCAL]), (None, 5, [LOCAL, FULL])]
+)
+def test_a_call_warms_up_for_a_capture_that_goes_the_other_way(called, captured, ways, monkeypatch):
+    """At the first call of a kind only; arrays pass for a GPU's, of which none is being captured."""
+    head, gone = head_of(), []
+    processor = vpa.LogitsProcessor()
+    entries = [Entry(8, 50, True, (1, 9), (1.0, 1.0), captured), Entry(8, 50, False, (1, 9), (1.0, 1.0), called)]
+    processor = vpa.LogitsProcessor(mode="auto", switch=SwitchTable(processor.place(head), tuple(entries)))
+    right = vpa.LogitsProcessor._tokens_by
+    monkeypatch.setattr(
+        vpa.LogitsProcessor, "_tokens_by", lambda self, way, *rest: gone.append(way) or right(self, way, *rest)
+    )
+    monkeypatch.setattr("vpa.logits._capturing", lambda array: False)
+    hidden = np.random.default_rng(0).normal(size=(7, 8)).astype(np.float32)
+    for _ in range(2):
+        processor.get_top_tokens(head, hidden)
+    assert gone == [*ways, ways[-1]]
+    monkeypatch.setattr("vpa.logits._capturing", lambda array: True)
+    processor.get_top_tokens(head, hidden)
+    assert gone[-1] == ways[0]
+
+
 def test_ways_that_differ_are_not_timed(monkeypatch):
     monkeypatch.setattr("vpa.logits.full_argmax", lambda logits: np.zeros(len(logits), np.int64) - 1)
     with pytest.raises(RuntimeError, match="both ways differ in 4 of 4 tokens"):
@@ -265,8 +288,17 @@ def test_on_a_gpu_captured_calls_have_entries_of_their_own():
     assert [entry.captured for entry in table.entries] == [False, True]
     head = vpa.ParallelLMHead.seeded(0, vpa.VocabShard.even(5000, 1), hidden_size=64, library=cupy)
     hidden = cupy.asarray(np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32))
-    processor = vpa.LogitsProcessor(mode="auto", switch=table)
+    processor, kept = vpa.LogitsProcessor(mode="auto", switch=table), []
     expected = vpa.LogitsProcessor().get_top_tokens(head, hidden)
     assert cupy.array_equal(processor.get_top_tokens(head, hidden), expected)
+    for called, captured in ((1, None), (None, 1)):  # the capture goes the way that the warm-up does not
+        entries = [dataclasses.replace(one, pays_from=captured if one.captured else called) for one in table.entries]
+        processor = vpa.LogitsProcessor(mode="auto", switch=dataclasses.replace(table, entries=tuple(entries)))
+        graph = vpa.CapturedTokens(
+            processor.comm, lambda p=processor: kept.append(p.get_top_tokens(head, hidden)), (), None
+        )
+        graph.replay()
+        assert cupy.array_equal(kept[-1], expected)
+        graph.close()
     with pytest.raises(ValueError, match="of device"):
         processor.choose(vpa.ParallelLMHead.seeded(0, vpa.VocabShard.even(5000, 1), hidden_size=64), 1)

@@ -176,6 +176,7 @@ class LogitsProcessor:
     switch: SwitchTable | None = None
     transform: Transform = field(init=False)
     _targets: Any = field(init=False, repr=False)  # target ids of draft ids, int64 of NumPy; None without a map
+    _warmed: set = field(init=False, repr=False, default_factory=set)  # kinds of calls that were warmed up for captures
     _targets_on: dict = field(init=False, repr=False, default_factory=dict)  # device -> the same there
 
     def __post_init__(self) -> None:
@@ -217,7 +218,13 @@ class LogitsProcessor:
         They are the argmax of ``compute_logits``, the lowest id of the largest value, for every input. One exception:
         where a map leaves target ids without logits, a row of -inf alone gives the first id that has one.
         """
-        if self._way(head, hidden) == FULL:
+        way, warm_up = self._ways(head, hidden)
+        if warm_up is not None:
+            self._tokens_by(warm_up, head, hidden)
+        return self._tokens_by(way, head, hidden)
+
+    def _tokens_by(self, way: str, head: Head, hidden: Any) -> Any:
+        if way == FULL:
             taken, logits = self._gathered(head, hidden, "get_top_tokens by the full gather")
             return taken.give_back(self.target_tokens(full_argmax(logits)))
         if self.fused:
@@ -255,7 +262,7 @@ class LogitsProcessor:
             return Choice(FULL if self.mode == "full" else LOCAL, f"mode {self.mode!r} was asked for")
         return self.switch.choose(
             rows, hidden_size=one.hidden_size, vocab_size=one.shard.vocab_size, place=self.place(head),
-            captured=not arrays.is_host(one.weight) and arrays.is_capturing(),
+            captured=bool(_capturing(one.weight)),
         )  # fmt: skip
 
     def place(self, head: Head) -> Place:
@@ -268,19 +275,28 @@ class LogitsProcessor:
         version = versions(nccl_version() if transport == "nccl" else None)
         return Place(version, device, transport, len(one.shards), str(one.weight.dtype), backend, self.layout)
 
-    def _way(self, head: Head, hidden: Any) -> str:
-        """The way of a call, the same on every rank, or an error on every rank."""
+    def _ways(self, head: Head, hidden: Any) -> tuple[str, str | None]:
+        """The way of a call, and one to be gone once before it; the same on every rank, or an error on every rank.
+
+        A call outside a capture is what warms up for the same call inside, whose way may be the other one: at the first
+        call of a kind that one's kernels are compiled too, as a capture could not.
+        """
         if self.mode == "local":
-            return LOCAL
-        way, error = LOCAL, None
+            return LOCAL, None
+        way, other, error = LOCAL, None, None
         try:
             _heads(head, self.comm, self._targets)
-            way = self.choose(head, len(hidden)).way
+            rows, one = len(hidden), _one_of(head)
+            way = self.choose(head, rows).way
+            kind = rows, one.hidden_size, one.shard.vocab_size
+            if self.mode == "auto" and kind not in self._warmed and _capturing(one.weight) is False:
+                other = self.switch.captured_way(*kind)
+                self._warmed.add(kind)
         except Exception as failure:  # told to the other ranks, then raised
             error = failure
         if error is not None:
             agree(self.comm, {}, error)
-        return way
+        return way, None if other == way else other
 
     def _gathered(self, head: Head, hidden: Any, function: str) -> tuple[Any, Any]:
         """Hidden states as they were given, and all logits of the head's ids; the checks of ``function`` before."""
@@ -354,6 +370,11 @@ class LogitsProcessor:
 
 def _one_of(head: Head) -> ParallelLMHead:
     return head if isinstance(head, ParallelLMHead) else head[0]
+
+
+def _capturing(array: Any) -> bool | None:
+    """Whether the current stream is being captured; None for host arrays, with which nothing is."""
+    return None if arrays.is_host(array) else arrays.is_capturing()
 
 
 def gathered_bytes(head: Head, rows: int) -> int:

@@ -135,7 +135,7 @@ def _rows(contents: Sequence[dict[str, Any]], mode: str | None) -> tuple[list[Ro
 
 def _cases(options: Any, rows: Sequence[Row], multiprocessors: int) -> list[tuple[str, Case]]:
     """What to predict: each shape asked for, else those of the records, in each dtype and number of ranks."""
-    measured = {row["input"]: (row.get("hidden_size"), row["vocab"]) for row in rows if row["arm"] == FULL}
+    measured = {row["input"]: (row["hidden_size"], row["vocab"]) for row in rows if row["arm"] == FULL}
     shapes = dict(measured)
     if options.shape:
         product = any(hidden is not None for hidden, _ in measured.values())

@@ -47,7 +47,7 @@ _ROW = {
 }  # fmt: skip
 
 #: What rows of older records lack, and its value there.
-_ROW_SINCE: dict[str, Any] = {"part": "", "strides": "", "bytes_moved": None}
+_ROW_SINCE: dict[str, Any] = {"part": "", "strides": "", "bytes_moved": None, "hidden_size": None}
 
 
 def environment(comm: Any = None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import json
 from dataclasses import dataclass
@@ -43,6 +44,10 @@ class Entry:
     saved_us: tuple[float, ...]
     pays_from: int | None
 
+    def way(self, rows: int) -> str:
+        """The way for so many rows."""
+        return LOCAL if self.pays_from is not None and rows >= self.pays_from else FULL
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -71,13 +76,20 @@ class SwitchTable:
         entry = self._entry(hidden_size, vocab_size, captured)
         shape = f"{rows} rows, {hidden_size} x {vocab_size} over {place.tp} ranks"
         how = f"{'captured' if entry.captured else 'called'}, calibrated at {entry.rows[0]} to {entry.rows[-1]} rows"
+        way = entry.way(rows)
         if entry.pays_from is None:
-            return Choice(FULL, f"{shape}: {FULL}, as the {LOCAL} pays at no size ({how})")
-        way = LOCAL if rows >= entry.pays_from else FULL
+            return Choice(way, f"{shape}: {way}, as the {LOCAL} pays at no size ({how})")
         near = min(range(len(entry.rows)), key=lambda i: abs(entry.rows[i] - rows))
         saved = entry.saved_us[near]
         measured = f"{abs(saved):.1f} us {'saved' if saved >= 0 else 'lost'} by it at {entry.rows[near]}"
         return Choice(way, f"{shape}: {way}, as the {LOCAL} pays from {entry.pays_from} rows on ({measured}; {how})")
+
+    def captured_way(self, rows: int, hidden_size: int, vocab_size: int) -> str | None:
+        """The way inside a capture; None where captured calls of the head were not measured."""
+        for one in self.entries:
+            if (one.hidden_size, one.vocab_size, one.captured) == (hidden_size, vocab_size, True):
+                return one.way(rows)
+        return None
 
     def save(self, path: str) -> None:
         """Write a new file, never over an old one: ``FileExistsError`` for one that exists."""
@@ -139,6 +151,7 @@ def _made(kind: type, values: dict[str, Any]) -> Any:
     return kind(**values)
 
 
+@functools.cache
 def versions(nccl: int | None) -> str:
     """What a table's version says: this package's, and NCCL's where there is one."""
     try:

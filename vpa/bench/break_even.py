@@ -126,8 +126,8 @@ class _Study:
         return full_argmax(self.processor.compute_logits(head, hidden))
 
     def row(self, rows: int, arm: str, wrong: int | None, **more: Any) -> Row:
-        made = row_of(self.settings, self.job, rows, self.dtype, self.name, arm, wrong, **more)
-        return {**made, "hidden_size": self.hidden_size}
+        more["hidden_size"] = self.hidden_size
+        return row_of(self.settings, self.job, rows, self.dtype, self.name, arm, wrong, **more)
 
 
 def _given(job: Job, rank: int, logits: Any) -> GivenLogits:

@@ -169,8 +169,7 @@ def observations(rows: Iterable[dict[str, Any]], multiprocessors: int) -> list[O
 
 def case_of(row: dict[str, Any], multiprocessors: int) -> Case:
     """The case of a record's row."""
-    hidden = row.get("hidden_size")
-    return Case(row["rows"], row["vocab"], row["tp"], row["columns"], hidden, row["dtype"], multiprocessors)
+    return Case(row["rows"], row["vocab"], row["tp"], row["columns"], row["hidden_size"], row["dtype"], multiprocessors)
 
 
 def fit(observed: Sequence[Observation]) -> Model:

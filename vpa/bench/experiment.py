@@ -87,11 +87,12 @@ def row_of(
     samples: np.ndarray | None = None,
     skipped: str = "",
     bytes_moved: int | None = None,
+    hidden_size: int | None = None,
 ) -> Row:
     """A row of the record. Every rank makes the same: ``wrong`` and ``samples`` are those of all ranks.
 
     part, strides: where an experiment has parts of its arms, and several layouts of memory; else empty. bytes_moved:
-    that a rank has after the gather, where an experiment compares that.
+    that a rank has after the gather, where an experiment compares that. hidden_size: of a head whose size it varies.
     """
     shard = job.shards[0]
     return {
@@ -101,4 +102,5 @@ def row_of(
         "kernels": kernels, "wrong": wrong, "skipped": skipped, "calls": calls,
         "samples_us": [] if samples is None else [round(float(sample), 3) for sample in samples],
         "median_us": None if samples is None else round(float(np.median(samples)), 3), "bytes_moved": bytes_moved,
+        "hidden_size": hidden_size,
     }  # fmt: skip
