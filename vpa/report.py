@@ -135,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown:
             return _lacking(path, f"arm {', '.join(map(repr, unknown))}", (row["arm"] for row in rows))
         rows = [row for row in rows if arms is None or row["arm"] in arms]
-        if (options.summary or options.figures) and not comparison.has_parts(rows):
+        drawn = options.figures and study.studies(rows)
+        if (options.summary or options.figures) and not comparison.has_parts(rows) and not drawn:
             return _lacking(path, "times of parts, as compare takes them", (content["experiment"],))
         if options.figures:
             code = _figures(path, content, rows, options.figures)
@@ -162,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--strides", metavar="NAME", help="of compare: only times of logits laid out so (default: all)")
     add("--compare", action="store_true", help="of two records: only the times that moved by more than their noise")
     add("--summary", action="store_true", help="of compare: only the summary, of the first table's times")
-    add("--figures", metavar="FOLDER", help="of compare: instead of tables, write figures there as PNG and SVG")
+    add("--figures", metavar="FOLDER", help="of compare, break-even: instead of tables, figures as PNG and SVG")
     return parser
 
 
@@ -210,8 +211,10 @@ def _compare(paths: Sequence[str], wanted: dict[str, str]) -> int:
 def _figures(path: str, content: dict[str, Any], rows: Sequence[Row], folder: str) -> int:
     from vpa import figures
 
+    found, device = study.studies(rows), record.device(content["environment"])
     try:
-        written = list(figures.write(Path(folder), Path(path).stem, record.device(content["environment"]), rows))
+        drawing = figures.write_studies if found else figures.write
+        written = list(drawing(Path(folder), Path(path).stem, device, found or rows))
     except (ImportError, OSError) as error:
         print(f"vpa.report: --figures: {error}", file=sys.stderr)
         return 2

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import row
 
-from vpa import predict, record
+from vpa import predict, record, report
 from vpa.bench import cost_model
 from vpa.bench.break_even import AGAIN, FULL, GATHER_CANDIDATES, GATHER_LOGITS, LOCAL, PRODUCT
 from vpa.bench.cost_model import FITTED, MOST_ROWS, TERMS, Case, Model, Observation, fit, held_out
@@ -172,6 +172,16 @@ def test_the_command_says_how_it_errs_and_what_it_predicts(tmp_path, capsys):
     lines = [line.split(" | ")[:4] for line in printed.splitlines() if line.startswith(("| deepseek", "| 100x"))]
     by_tp = {4: ["as measured", "nvlink5"], 16: ["as measured", "ib-ndr", "nvlink5"]}
     assert [(line[2], line[3]) for line in lines] == [(str(tp), link) for tp in by_tp for link in by_tp[tp]] * 4
+
+
+def test_figures_of_a_study(tmp_path, capsys):
+    path, folder = written(tmp_path / "a.json", tp=2), tmp_path / "figures"
+    assert report.main([path, "--figures", str(folder)]) == 0
+    names = ["a_made-up_tp2_captured.png", "a_made-up_tp2_captured.svg"]
+    assert sorted(file.name for file in folder.iterdir()) == names
+    drawn = (folder / names[1]).read_text()
+    assert "crossover" in drawn and "full gather" in drawn
+    assert capsys.readouterr().out.split() == [str(folder / name) for name in names]
 
 
 @pytest.mark.parametrize(
