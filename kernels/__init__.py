@@ -16,6 +16,8 @@ CATALOGUE: dict[str, tuple[str, ...]] = {
         "transform.cuh",
         "split.cuh",
         "scan.cuh",
+        "requests.cuh",
+        "blocks.cuh",
         "local_argmax.cu",
     ),
     "local_argmax_columns": (
@@ -27,10 +29,13 @@ CATALOGUE: dict[str, tuple[str, ...]] = {
         "local_argmax_columns.cu",
     ),
     "head_candidates": ("portable.cuh", "order.cuh", "rounding.cuh", "transform.cuh", "split.cuh", "head.cu"),
-    "pick_from_candidates": ("portable.cuh", "order.cuh", "pick.cu"),
+    "pick_from_candidates": ("portable.cuh", "order.cuh", "pick.cuh", "pick.cu"),
     "transform_logits": ("portable.cuh", "order.cuh", "rounding.cuh", "transform.cuh", "transform.cu"),
+    "residual_rmsnorm": ("portable.cuh", "order.cuh", "rounding.cuh", "float32.cuh", "rmsnorm.cu"),
+    "greedy_verify": ("portable.cuh", "order.cuh", "pick.cuh", "philox.cuh", "requests.cuh", "verify.cu"),
     "empty": ("empty.cu",),
     "plain_read": ("portable.cuh", "plain_read.cu"),
+    "plain_move": ("portable.cuh", "plain_move.cu"),
 }
 
 

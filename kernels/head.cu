@@ -55,10 +55,20 @@ VPA_DEVICE float number_of(Word word) {
 #endif
 }
 
+// sum + a * b, subnormals kept: -ftz=true, with which CuPy compiles, concerns operators alone.
+VPA_DEVICE float add_product(float sum, float a, float b) {
+#if defined(__CUDA_ARCH__)
+    asm("fma.rn.f32 %0, %1, %2, %0;" : "+f"(sum) : "f"(a), "f"(b));
+    return sum;
+#else
+    return sum + a * b;
+#endif
+}
+
 // The candidate of a logit, given its sum.
 VPA_DEVICE u64 candidate_of(float sum, [[maybe_unused]] const float* bias, Run column) {
 #if VPA_BIAS
-    sum += bias[column.start];
+    sum = add_product(sum, 1.0f, bias[column.start]);
 #endif
     const u32 key = logit_key(transformed(word_of_single(__float_as_uint(sum))));
     return pack(candidate_key(key), ~column.first_id);
@@ -169,7 +179,7 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 512) head_candidates(c
         for (u32 other = 1; other < VPA_SHARERS; other++) {
             const Words4 more = parts[other * VPA_WARP + lane];
             for (i32 i = 0; i < 4; i++) {
-                sum[i] += __uint_as_float(more.word[i]);
+                sum[i] = add_product(sum[i], 1.0f, __uint_as_float(more.word[i]));
             }
         }
 #endif
@@ -196,14 +206,14 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 512) head_candidates(c
             const float w = number_of(weight[row.start * stride + k]);
 #pragma unroll
             for (i32 b = 0; b < VPA_BATCH; b++) {
-                sum[b] += w * number_of(hidden[smaller(first_row + b, num_rows - 1) * size + k]);
+                sum[b] = add_product(sum[b], w, number_of(hidden[smaller(first_row + b, num_rows - 1) * size + k]));
             }
         }
         float of_lane = 0;
 #pragma unroll
         for (i32 b = 0; b < VPA_BATCH; b++) {
             for (i32 mask = VPA_WARP / 2; mask > 0; mask >>= 1) {
-                sum[b] += __uint_as_float(VPA_SHUFFLE_XOR(__float_as_uint(sum[b]), mask));
+                sum[b] = add_product(sum[b], 1.0f, __uint_as_float(VPA_SHUFFLE_XOR(__float_as_uint(sum[b]), mask)));
             }
             of_lane = (i32)lane == b ? sum[b] : of_lane;
         }

@@ -6,7 +6,9 @@
 // If VPA_CLUSTER, the blocks of a row are a cluster, which agrees on one candidate: a row has VPA_SPLITS splits for the
 // walk, and one for who reads the result.
 //
-// Needs what split.cuh, transform.cuh and scan.cuh need; VPA_CLUSTER, 0 or 1.
+// If VPA_BLOCKS, thread blocks take the blocks of ids of blocks.cuh in place of splits.
+//
+// Needs what split.cuh, transform.cuh, scan.cuh and, if VPA_BLOCKS, blocks.cuh need; VPA_CLUSTER, 0 or 1.
 
 #define WARPS (VPA_THREADS / VPA_WARP)
 
@@ -24,20 +26,42 @@
 #define CLUSTER
 #endif
 
+#if VPA_BLOCKS
+#define BLOCK_PARAMETERS , const i32 *cu_num_rows, i64 num_rows, i64 draft_from, i64 bonus_from
+#else
+#define BLOCK_PARAMETERS
+#endif
+
 extern "C" __global__ void CLUSTER VPA_LAUNCH_BOUNDS(VPA_THREADS, RESIDENT)
     local_argmax_candidates(const Word* logits,  // row 0, column 0
                             i64 row_stride,      // words; any sign, 0 too
                             i64 column_stride,   // likewise
                             i64 chunk,           // valid columns of a split
                             VPA_GRID_CONSTANT Ranges ranges,
-                            u32* out) {
+                            u32* out BLOCK_PARAMETERS) {
     __shared__ u32 warp_key[WARPS];
     __shared__ u32 warp_id[WARPS];
+#if VPA_BLOCKS
+    overlap_with_neighbours();
+    const Block block = block_of(cu_num_rows, num_rows, draft_from, bonus_from);
+    const i64 row = block.row;
+    const i64 from = block.from;
+    chunk = block.size;
+    if (row < 0) {
+        if (threadIdx.x == 0) {
+            write_candidate(out, blockIdx.x, NO_CANDIDATE);
+        }
+        return;
+    }
+#else
     const u32 row = blockIdx.x / VPA_SPLITS;
     const i64 from = blockIdx.x % VPA_SPLITS * chunk;
+#endif
     const u32 warp = threadIdx.x / VPA_WARP;
     const u32 lane = threadIdx.x % VPA_WARP;
+#if !VPA_BLOCKS
     overlap_with_neighbours();
+#endif
 
     u64 best = NO_CANDIDATE;  // in the lanes of warp 0
     i64 before = 0;
@@ -45,6 +69,9 @@ extern "C" __global__ void CLUSTER VPA_LAUNCH_BOUNDS(VPA_THREADS, RESIDENT)
 #pragma unroll 1
 #endif
     for (i32 r = 0; r < VPA_RANGES; r++) {
+#if VPA_BLOCKS
+        before = ranges.first_id[r];  // a column's number is its id
+#endif
         const Run run = run_of(ranges, r, from, chunk, before);
         before += ranges.count[r];
         if (run.count == 0) {

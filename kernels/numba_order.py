@@ -23,12 +23,13 @@ NO_CANDIDATE = u64(0)
 
 
 @device.function
-def key_of_bits(bits, sign, infinity):
-    """The key, uint32, of a floating-point number of any width, given its bits, sign bit and the bits of infinity."""
+def key_of_bits(bits, sign, infinity, nan):
+    """The key, uint32, of a floating-point number of any width, given its bits, sign bit and the bits of infinity;
+    ``nan``: the key of a NaN."""
     ones = u32(sign | (sign - u32(1)))
     magnitude = u32(bits & (sign - u32(1)))
     if magnitude > infinity:
-        return ones
+        return u32(nan)
     if magnitude == u32(0):
         return u32(sign)
     if bits & sign:
@@ -74,8 +75,14 @@ def packed_of_pair(value, number):
     """The candidate of the bits of (value, id)."""
     if number == FLOAT_INFINITY:
         return NO_CANDIDATE
-    key = key_of_bits(value, FLOAT_SIGN, FLOAT_INFINITY)
+    key = key_of_bits(value, FLOAT_SIGN, FLOAT_INFINITY, ALL_ONES)
     return pack(key, u32(ALL_ONES - device.integer_of_float_bits(number)))
+
+
+@device.function
+def id_of_packed(packed):
+    """The id, int64, of a candidate; -1 where there is none."""
+    return i64(-1) if packed == NO_CANDIDATE else i64(0xFFFFFFFF) - i64(packed & u64(0xFFFFFFFF))
 
 
 @device.function
@@ -110,8 +117,11 @@ def widen_float16(word):
 
 
 @functools.cache
-def of_dtype(dtype: str) -> types.SimpleNamespace:
-    """What ``order.cuh`` defines per dtype of the logits: constants of a word, and functions of words and keys."""
+def of_dtype(dtype: str, nan_ignored: bool = False) -> types.SimpleNamespace:
+    """What ``order.cuh`` defines per dtype of the logits: constants of a word, and functions of words and keys.
+
+    nan_ignored: a NaN is -inf, with its key.
+    """
     sign, infinity = {
         "bfloat16": (u32(0x8000), u32(0x7F80)),
         "float16": (u32(0x8000), u32(0x7C00)),
@@ -119,24 +129,29 @@ def of_dtype(dtype: str) -> types.SimpleNamespace:
     }[dtype]
     ones = u32(sign | (sign - u32(1)))
     halves = dtype != "float32"
-    larger_top = getattr(device, f"larger_{dtype}")
+    minus_infinity = u32(ones ^ (sign | infinity))
+    nan_key = minus_infinity if nan_ignored else ones
+    larger_top = getattr(device, f"larger_{dtype}" + ("_number" if nan_ignored else ""))
     widen = globals()[f"widen_{dtype}"]
 
     @device.function
     def logit_key(word):
-        return key_of_bits(word, sign, infinity)
+        return key_of_bits(word, sign, infinity, nan_key)
 
     @device.function
     def key_of_top(top):
         """The larger of a top's two halves, as a key; ``larger_top`` orders -0 below +0, which the key undoes."""
         if halves:
-            return key_of_bits(u32(larger_top(top, u32(top >> u32(16))) & u32(0xFFFF)), sign, infinity)
-        return key_of_bits(top, sign, infinity)
+            return key_of_bits(u32(larger_top(top, u32(top >> u32(16))) & u32(0xFFFF)), sign, infinity, nan_key)
+        return key_of_bits(top, sign, infinity, nan_key)
 
     @device.function
     def patterns_of(key):
         """(mask, low, span): the logits that have this key are those for which (bits & mask) - low <= span."""
-        if key == ones:
+        if nan_ignored:  # +inf too: where this key is the largest, there is none
+            if key == minus_infinity:
+                return u32(sign - u32(1)), infinity, u32(sign - u32(1) - infinity)
+        elif key == ones:
             return u32(sign - u32(1)), u32(infinity + u32(1)), u32(sign - u32(2) - infinity)
         if key == sign:
             return u32(sign - u32(1)), u32(0), u32(0)
@@ -150,7 +165,7 @@ def of_dtype(dtype: str) -> types.SimpleNamespace:
 
     @device.function
     def candidate_key(key):
-        return key_of_bits(widen(bits_of_key(key, sign)), FLOAT_SIGN, FLOAT_INFINITY)
+        return key_of_bits(widen(bits_of_key(key, sign)), FLOAT_SIGN, FLOAT_INFINITY, ALL_ONES)
 
     return types.SimpleNamespace(
         word_bytes=2 if halves else 4,

@@ -10,6 +10,7 @@ of one row at address ``run``:
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 
 from vpa.kernels import numba_device as device
@@ -18,15 +19,17 @@ from vpa.kernels.numba_order import i64, u32
 
 
 @functools.cache
-def contiguous(dtype: str, threads: int, loads: int, once: bool) -> tuple[Callable, Callable]:
+def contiguous(
+    dtype: str, threads: int, loads: int, once: bool, nan_ignored: bool = False
+) -> tuple[Callable, Callable]:
     """``walk`` and ``column_in`` by 16-byte loads, ``loads`` in flight; ``once``: no thread walks more than those."""
-    of = order.of_dtype(dtype)
+    of = order.of_dtype(dtype, nan_ignored)
     word_bytes, load_word, logit_key, patterns_of = of.word_bytes, of.load_word, of.logit_key, of.patterns_of
     per_load = 16 // word_bytes
     shift = u32(per_load.bit_length() - 1)
     step = u32(loads * threads)
     no_group = (u32(0),) * (4 * loads)
-    words_of_group, top_of_group, place_in_group = _group(dtype, threads, loads)
+    words_of_group, top_of_group, place_in_group = _group(of, threads, loads)
     key_of_top = of.key_of_top
 
     @device.function
@@ -79,7 +82,7 @@ def _load_number(first, later, in_run):
     return min(u32(first + later), u32(in_run - u32(1)))
 
 
-def _group(dtype: str, threads: int, loads: int, i: int = 0) -> tuple[Callable, Callable, Callable]:
+def _group(of: types.SimpleNamespace, threads: int, loads: int, i: int = 0) -> tuple[Callable, Callable, Callable]:
     """Device functions of loads ``i`` and later of a group, a tuple of ``4 * loads`` words:
 
         words_of_group(middle, first, in_run) -> words
@@ -89,10 +92,9 @@ def _group(dtype: str, threads: int, loads: int, i: int = 0) -> tuple[Callable, 
     One load is one function that calls the next, so that each word is a name of its own. Of an array, walked by loops,
     some compilers leave a loop as it is, and then the words lie in memory.
     """
-    of = order.of_dtype(dtype)
     larger_top, is_among, halves, per_load = of.larger_top, of.is_among, of.word_bytes == 2, 16 // of.word_bytes
     is_last = i + 1 == loads
-    load_later, top_later, place_later = (None,) * 3 if is_last else _group(dtype, threads, loads, i + 1)
+    load_later, top_later, place_later = (None,) * 3 if is_last else _group(of, threads, loads, i + 1)
     a, b, c, d = range(4 * i, 4 * i + 4)
 
     @device.function
@@ -146,9 +148,9 @@ def _group(dtype: str, threads: int, loads: int, i: int = 0) -> tuple[Callable, 
 
 
 @functools.cache
-def strided(dtype: str, threads: int) -> tuple[Callable, Callable]:
+def strided(dtype: str, threads: int, nan_ignored: bool = False) -> tuple[Callable, Callable]:
     """``walk`` and ``column_in`` for columns ``stride`` words apart."""
-    of = order.of_dtype(dtype)
+    of = order.of_dtype(dtype, nan_ignored)
     word_bytes, load_word, logit_key = of.word_bytes, of.load_word, of.logit_key
 
     @device.function

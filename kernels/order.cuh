@@ -8,7 +8,8 @@
 // A candidate is 64 bits, key << 32 | (0xFFFFFFFF - id), and the better of two candidates is the larger integer.
 // 0 is no candidate: the smallest key of a real value is that of -inf, which is above 0.
 //
-// Kernels that read logits define VPA_DTYPE, the logits' type, one of the three below.
+// Kernels that read logits define VPA_DTYPE, the logits' type, one of the three below. VPA_NAN_IGNORED, if it is 1: a
+// NaN is -inf instead, with its key, in all three rules.
 
 #define VPA_BF16 0
 #define VPA_FP16 1
@@ -24,7 +25,11 @@ VPA_DEVICE u32 key_of_bits(u32 bits, u32 sign, u32 infinity) {
     const u32 all = sign | (sign - 1);
     const u32 magnitude = bits & (sign - 1);
     if (magnitude > infinity) {
+#if VPA_NAN_IGNORED
+        return all ^ (sign | infinity);
+#else
         return all;
+#endif
     }
     if (magnitude == 0) {
         return sign;
@@ -104,9 +109,15 @@ struct Patterns {
 
 VPA_DEVICE Patterns patterns_of(u32 key) {
     const u32 all = WORD_SIGN | (WORD_SIGN - 1);
+#if VPA_NAN_IGNORED
+    if (key == logit_key(WORD_SIGN | WORD_INFINITY)) {  // +inf too: where this key is the largest, there is none
+        return {WORD_SIGN - 1, WORD_INFINITY, WORD_SIGN - 1 - WORD_INFINITY};
+    }
+#else
     if (key == all) {
         return {WORD_SIGN - 1, WORD_INFINITY + 1, WORD_SIGN - 1 - (WORD_INFINITY + 1)};
     }
+#endif
     if (key == WORD_SIGN) {
         return {WORD_SIGN - 1, 0, 0};
     }
@@ -121,9 +132,15 @@ VPA_DEVICE bool is_among(u32 word, u32 at, Patterns patterns) {
 // The largest logit among 32-bit words of memory: two 16-bit logits each, or one of 32 bits.
 //
 // NVIDIA's max.NaN takes both halves of a word at once and keeps subnormals, infinities and NaN. It orders -0 below +0,
-// which only the key undoes: a Top says which value is largest, never where.
+// which only the key undoes: a Top says which value is largest, never where. Plain max gives NaN only where both are.
 #if VPA_NVIDIA
 typedef u32 Top;
+
+#if VPA_NAN_IGNORED
+#define LARGER "max"
+#else
+#define LARGER "max.NaN"
+#endif
 
 VPA_DEVICE Top top_of(u32 word) {
     return word;
@@ -132,11 +149,11 @@ VPA_DEVICE Top top_of(u32 word) {
 // The larger of two words' logits, half by half.
 VPA_DEVICE u32 larger_words(u32 a, u32 b) {
 #if VPA_DTYPE == VPA_BF16
-    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    asm(LARGER ".bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
 #elif VPA_DTYPE == VPA_FP16
-    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    asm(LARGER ".f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
 #else
-    asm("{.reg .f32 a, b; mov.b32 a, %0; mov.b32 b, %1; max.NaN.f32 a, a, b; mov.b32 %0, a;}" : "+r"(a) : "r"(b));
+    asm("{.reg .f32 a, b; mov.b32 a, %0; mov.b32 b, %1; " LARGER ".f32 a, a, b; mov.b32 %0, a;}" : "+r"(a) : "r"(b));
 #endif
     return a;
 }

@@ -1,9 +1,10 @@
 // rounding.cuh: fp32 numbers as logits, to nearest, ties to even, in integer arithmetic: CuPy compiles with -ftz=true,
 // under which fp32 arithmetic loses subnormals.
 //
-// Needs VPA_DTYPE. Both functions are there if VPA_TRANSFORM or VPA_PRODUCT, which say that a kernel rounds.
+// Needs VPA_DTYPE. Both functions are there if VPA_TRANSFORM, VPA_PRODUCT or VPA_ROUNDING, which say that a kernel
+// rounds.
 
-#if VPA_TRANSFORM || VPA_PRODUCT
+#if VPA_TRANSFORM || VPA_PRODUCT || defined(VPA_ROUNDING)
 
 #if VPA_TRANSFORM || VPA_DTYPE != VPA_FP32
 // value / 2^shift to the nearest integer, ties to even; 0 < shift < 64.

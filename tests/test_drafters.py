@@ -196,8 +196,8 @@ class TestWrongHooks:
             wide = dataclasses.replace(shard, vocab_size=shard.vocab_size + shard.width, ranges=ranges)
             return bounded(wide, splits)
 
-        bounded = numpy_._equal_runs
-        monkeypatch.setattr(numpy_, "_equal_runs", unbounded)
+        bounded = numpy_.equal_runs
+        monkeypatch.setattr(numpy_, "equal_runs", unbounded)
         hidden, token_ids, positions = given
         for_head, _ = right.forward(token_ids, positions, hidden, 0)
         assert (right.get_top_tokens(for_head, 0) >= 500).any()

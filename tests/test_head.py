@@ -20,7 +20,7 @@ SHARDS = {
 TRANSFORMS = (None, Transform(scale=-0.5, soft_cap=3.0))
 
 #: (rows, hidden size): with columns left over, fewer than a load, and enough for warps to share a tile.
-SIZES = ((1, 8), (3, 40), (4, 1024), (8, 264), (9, 33), (16, 7168), (17, 64), (40, 72))
+SIZES = ((1, 8), (1, 7168), (3, 40), (4, 7168), (4, 10752), (8, 264), (9, 33), (16, 7168), (17, 64), (40, 72))
 
 
 def given(rows: int, size: int, shard: VocabShard, dtype: str, seed: int = 0) -> tuple[np.ndarray, ...]:
@@ -83,6 +83,87 @@ def test_shapes_leave_no_block_without_work():
     assert head_launches.head_shape(1, 7168, 0, True, 132).blocks == 1
 
 
+def test_the_sizes_above_share_tiles():
+    assert {head_launches.head_shape(rows, size, 1000, True, 132).sharers for rows, size in SIZES} == {1, 8}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_of_any_layout(dtype):
+    """By cuBLAS: rows apart, transposed, reversed, overlapping, of one row or column; exact where sums are."""
+    import cupy
+
+    from vpa.backends import cublas
+
+    rng = np.random.default_rng(0)
+
+    def views(rows: int, columns: int):
+        words = f"u{np.dtype(DTYPES[dtype]).itemsize}"
+        host = rng.integers(-3, 4, (2 * rows + 2, 2 * columns + 2)).astype(DTYPES[dtype])
+        placed = cupy.asarray(host.view(words))
+
+        def both(view):
+            return view(host.view(words)).view(host.dtype), view(placed).view(host.dtype)
+
+        def turned(array):
+            return (array[:columns, :rows].copy() if rows > 1 else array[:columns, :1].copy()).T
+
+        yield both(lambda a: a[:rows, :columns].copy())
+        yield both(lambda a: a[:rows, :columns])
+        yield both(lambda a: a[1 : 2 * rows + 1 : 2, :columns])
+        for plain in (lambda a: a[:rows, 1 : 2 * columns + 1 : 2], lambda a: a[:rows, :columns][::-1], turned):
+            host_view, gpu_view = plain(host.view(words)), plain(placed)
+            yield np.ascontiguousarray(host_view).view(host.dtype), _as(gpu_view, host.dtype)
+        if rows == 1:
+            yield both(lambda a: a[0, :columns][None])
+            yield both(lambda a: a[:5, :columns][::-1][:1])
+
+    for rows, columns, outputs in ((1, 8, 5), (3, 40, 1), (5, 1, 7), (1, 1, 1), (16, 24, 33)):
+        for host_x, x in views(rows, columns):
+            for host_weight, weight in views(outputs, columns):
+                want = host_x.astype(np.float32) @ host_weight.astype(np.float32).T
+                assert np.array_equal(to_host(cublas.product(x, weight, np.dtype(np.float32))), want)
+                assert np.array_equal(to_host(cublas.product(x, weight, x.dtype)), want.astype(DTYPES[dtype]))
+    for rows, columns, outputs in ((0, 8, 5), (3, 0, 4), (3, 8, 0)):
+        x, weight = (cupy.zeros((n, columns), DTYPES[dtype]) for n in (rows, outputs))
+        assert cublas.product(x, weight, x.dtype).shape == (rows, outputs)
+        assert not to_host(cublas.product(x, weight, x.dtype)).astype(np.float32).any()
+
+
+def _as(words, dtype):
+    """A GPU array of words as numbers, whatever its strides."""
+    import cupy
+
+    return cupy.ndarray(words.shape, dtype, words.data, words.strides)
+
+
+@pytest.mark.gpu
+def test_fp32_products_are_fp32s():
+    """Not TF32's, which has ten bits after the first."""
+    import cupy
+
+    from vpa.backends import cublas
+
+    x = cupy.full((3, 64), 1 + 2.0**-20, np.float32)
+    product = to_host(cublas.product(x, cupy.eye(64, dtype=np.float32), np.dtype(np.float32)))
+    assert (product == np.float32(1 + 2.0**-20)).all()
+
+
+@pytest.mark.gpu
+def test_subnormal_inputs_count_without_tensor_cores():
+    import cupy
+
+    from vpa.backends import raw
+
+    weight = np.zeros((5, 1), np.float32)
+    weight[3] = 2.0**-140
+    out = cupy.zeros((1, 1), np.uint64)
+    raw.head_candidates(
+        cupy.full((1, 1), 2.0**100, np.float32), cupy.asarray(weight), VocabShard.even(5, 1)[0], None, None, out
+    )
+    assert to_host(vpa.pick_from_candidates(out, 1)).tolist() == [3]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SHARDS)
@@ -140,6 +221,31 @@ def test_a_processor_gives_the_same_tokens_fused(dtype):
         two_steps = LogitsProcessor(**settings).get_top_tokens(heads, hidden)
         fused = LogitsProcessor(**settings, fused=True).get_top_tokens(heads, hidden)
         assert np.array_equal(to_host(two_steps), to_host(fused)), rows
+
+
+@pytest.mark.gpu
+def test_biases_and_hidden_states_of_any_strides():
+    import cupy
+
+    shard = VocabShard.even(100, 1)[0]
+    hidden, weight, bias = given(4, 64, shard, "bfloat16")
+    twice = np.repeat(bias, 2)
+    one_row = cupy.asarray(hidden.view(np.uint16))[0][None].view(hidden.dtype)
+    wide = cupy.asarray(hidden.astype(np.float32))
+    for placed in (cupy.asarray(twice)[::2], cupy.asarray(bias[::-1].copy())[::-1], cupy.asarray(bias)):
+        head = ParallelLMHead(cupy.asarray(weight), (shard,), 0, placed)
+        want = to_host(vpa.pick_from_candidates(cupy.asarray(expected(hidden, weight, bias, shard, None)), 4))
+        for fused in (False, True):
+            processor = LogitsProcessor(fused=fused)
+            assert np.array_equal(to_host(processor.get_top_tokens(head, wide)), want)
+            assert np.array_equal(to_host(processor.get_top_tokens(head, cupy.asfortranarray(wide))), want)
+            assert to_host(processor.get_top_tokens(head, one_row)).tolist() == [want[0]]
+    flat = ParallelLMHead(cupy.asarray(weight), (shard,), 0, cupy.broadcast_to(cupy.ones(1, np.float32), (100,)))
+    tokens = [to_host(LogitsProcessor(fused=fused).get_top_tokens(flat, wide)) for fused in (False, True)]
+    assert np.array_equal(*tokens)
+    turned = ParallelLMHead(cupy.asarray(weight.view(np.uint16).T.copy()).T.view(hidden.dtype), (shard,), 0)
+    with pytest.raises(ValueError, match="elements lie side by side: copy it, or leave fused unset"):
+        LogitsProcessor(fused=True).get_top_tokens(turned, wide)
 
 
 def test_fused_is_refused_where_it_is_not_made_for():

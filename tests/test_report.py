@@ -76,7 +76,7 @@ def test_rows_of_older_records_have_no_parts(tmp_path, capsys):
     record.write(str(path), "headline", record.environment(), ROWS)
     content = json.loads(path.read_text())
     for old in content["rows"]:
-        del old["part"], old["strides"], old["bytes_moved"]
+        del old["part"], old["strides"], old["bytes_moved"], old["acceptance_length"]
     path.write_text(json.dumps(content))
     assert record.read(path)["rows"] == ROWS
     assert report.main([str(path), "--summary"]) == 2

@@ -153,6 +153,13 @@ def test_a_wrong_token_is_exit_code_1(monkeypatch, capsys):
         (["--family", "deepseek"], "headline: drafters (--family) goes with draft; this is headline"),
         (["compare", "--draft-tokens", "3"], "compare: draft_tokens (--draft-tokens) goes with draft"),
         (["draft", "--family", "eagle"], "drafters has 'eagle'; nemotron-h, deepseek, deepseek-v3.2 are accepted"),
+        (["--hidden-sizes", "768"], "headline: hidden_sizes (--hidden-sizes) goes with norm; this is headline"),
+        (["norm", "--hidden-sizes", "768,16385"], "hidden_sizes has 16385; integers from 1 to 16384 are accepted"),
+        (["norm", "--hidden-sizes", "x"], "--hidden-sizes is 'x'; integers with commas between"),
+        (["norm", "--rows", "100000", "--hidden-sizes", "8192"], "100000 rows of hidden size 8192 on 4 ranks are"),
+        (["norm", "--vocab", "2000000"], "a head of 2000000 ids and hidden size 768 has 1536000000 numbers; at most"),
+        (["verify", "--layout", "pairs"], "verify has packed candidates, and hidden states of its own"),
+        (["verify", "--rows", "3000", "--draft-tokens", "9"], "30000 rows of vocabulary 50257, padded for 4 ranks"),
         (["draft", "--vocab", "8388608"], "hidden size 256 has 2147483648 numbers; at most 1073741824 are accepted"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],
@@ -174,7 +181,10 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
         ("[cpu]\nexperiment = 'mine'", "no setting 'experiment'; there are kind,"),
         ("seed = 0x" + "f" * 5000, "experiment file"),
         ("rounds = 1000000000", "rounds is 1000000000; an integer from 1 to 10000"),
-        ("kind = 'timing'", "kind is 'timing'; headline, numpy_backend, compare, draft, head, break_even are"),
+        (
+            "kind = 'timing'",
+            "kind is 'timing'; headline, numpy_backend, compare, draft, head, norm, verify, break_even are",
+        ),
         ("backend = 'cuda'", "backend is 'cuda'; numpy, raw"),
         ("rows = 5", "rows is 5; a list of integers from 0 to 1073741824"),
         ("rows = []", "rows is []; a list of"),
@@ -187,7 +197,10 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
         ("drafters = ['eagle']", "drafters has 'eagle'; nemotron-h, deepseek, deepseek-v3.2 are accepted"),
         ("draft_tokens = 0", "draft_tokens is 0; an integer from 1 to 1024"),
         ("kind = 'draft'", "question, rows, vocab, dtypes, drafters, tp, calls, rounds missing"),
-        ("kind = 'draft'\nfamilies = ['ties']", "families goes with headline, numpy_backend, compare; this is draft"),
+        (
+            "kind = 'draft'\nfamilies = ['ties']",
+            "families goes with headline, numpy_backend, compare, verify; this is draft",
+        ),
         ("cpu = 3", "cpu is 3; a table of settings"),
         ("[cpu]\nrows = 3", "rows is 3; a list"),
         ("layout = {}", "layout is {}; packed, pairs"),
@@ -324,6 +337,124 @@ def test_drafting_with_a_real_head(head, tmp_path, capsys):
     assert run.main([*arguments, "--rows", "1,4"]) == 0
     assert "vocabulary 1000" in capsys.readouterr().out
     assert run.main([*arguments, "--hidden", str(tmp_path / "hidden.npy"), "--tp", "1"]) == 0
+
+
+SMALL_NORM = ["norm", "--vocab", "500", "--hidden-sizes", "96,33"]
+
+
+def test_the_norm(capsys, tmp_path):
+    path = tmp_path / "out.json"
+    assert run.main([*SMALL_NORM, "--rows", "2,0", "--dtype", "bf16,fp32", "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "floor: plain move" in printed and printed.rstrip().endswith("all tokens right")
+    rows = record.read(path)["rows"]
+    checked = {(row["input"], row["arm"], row["dtype"], row["rows"]) for row in rows if not row["samples_us"]}
+    assert len(checked) == 2 * (9 + 2) * 2 * 2 and not any(row["wrong"] for row in rows)
+    timed = {(row["input"], row["arm"]): row for row in rows if row["samples_us"]}
+    assert {row["dtype"] for row in timed.values()} == {"bfloat16"}
+    assert (
+        timed["norm 96", "fused"]["bytes_moved"]
+        == timed["norm 96", "floor: plain move"]["bytes_moved"]
+        == 7 * 2 * 96 * 2
+    )
+    assert timed["norm 33", "unfused"]["bytes_moved"] == 10 * 2 * 33 * 2
+    assert timed["norm 33", "fused"]["columns"] == 33 and timed["tail 33", "local argmax"]["columns"] != 33
+    assert {arm for stage, arm in timed if stage == "tail 96"} == {"full gather", "local argmax", "floor: no head"}
+
+
+@pytest.mark.parametrize(
+    ("where", "fault"),
+    [
+        ("vpa.rmsnorm.mean_of_squares", lambda h, group: np.ones(len(h), np.float32)),
+        ("vpa.bench.norm.full_argmax", lambda logits: np.zeros(len(logits), np.int64)),
+        ("vpa.logits.LogitsProcessor.get_top_tokens", lambda self, head, hidden: np.zeros(len(hidden), np.int64)),
+    ],
+    ids=["norm", "full", "local"],
+)
+def test_the_norm_counts_what_is_wrong(where, fault, monkeypatch, capsys):
+    if where == "vpa.rmsnorm.mean_of_squares":  # of the arms alone: the reference was made before
+        from vpa.bench import norm
+
+        right = norm._Inputs.normed
+
+        def normed(self, *settings):
+            self.expected  # noqa: B018
+            with monkeypatch.context() as patch:
+                patch.setattr(where, fault)
+                return right(self, *settings)
+
+        monkeypatch.setattr(norm._Inputs, "normed", normed)
+    else:
+        monkeypatch.setattr(where, fault)
+    assert run.main([*SMALL_NORM, "--rows", "3", "--check-only"]) == 1
+    assert "wrong rows" in capsys.readouterr().out
+
+
+def test_the_norm_before_a_real_head(head, tmp_path, capsys):
+    np.save(tmp_path / "hidden.npy", np.random.default_rng(0).standard_normal((2, 24)))
+    arguments = ["norm", "--lm-head", str(head), "--check-only"]
+    assert run.main([*arguments, "--hidden", str(tmp_path / "hidden.npy")]) == 0
+    assert "norm 24" in capsys.readouterr().out
+    assert run.main([*arguments, "--rows", "1", "--hidden-sizes", "96"]) == 2
+    assert "--hidden-sizes goes without a head; this one's is 24" in capsys.readouterr().err
+
+
+def test_verifying(capsys, tmp_path):
+    path = tmp_path / "out.json"
+    small = ["verify", "--rows", "3,0", "--vocab", "500", "--draft-tokens", "2"]
+    assert run.main([*small, "--json", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "mean length" in printed and "bytes moved" in printed and printed.rstrip().endswith("all tokens right")
+    assert report.main([str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "sharded (candidate) / full path (numpy)" in printed and "| mean length |" in printed
+    rows = record.read(path)["rows"]
+    checks = [row for row in rows if not row["samples_us"]]
+    assert {(row["input"], row["rows"], row["arm"], row["part"], row["wrong"]) for row in checks} == {
+        (f"{family}, {kind}", size, arm, "K 2", 0)
+        for family in ("random", "ties", "nan")
+        for kind in ("greedy", "synthetic", "mixed")
+        for size, arms in (
+            (3, ("sharded (candidate)", "sharded (blocks)", "full path (numpy)")),
+            (0, ("sharded (candidate)", "sharded (blocks)")),
+        )
+        for arm in arms
+    }
+    moved = {row["arm"]: row["bytes_moved"] for row in rows if row["samples_us"]}
+    assert moved == {
+        "full path (numpy)": 4 * 9 * 128 * 2,
+        "sharded (candidate)": 4 * 9 * 8 * 8,
+        "sharded (candidate, again)": 4 * 9 * 8 * 8,
+        "sharded (blocks)": 4 * 3 * (2 + 1) * 8,
+        "floor: plain read": None,
+    }
+    assert all(1 <= row["acceptance_length"] <= 3 for row in rows if row["wrong"] == 0 and row["rows"])
+
+
+def test_verifying_counts_requests_with_a_wrong_outcome(monkeypatch, capsys):
+    from vpa.backends import numpy_verify
+
+    right = numpy_verify.accept
+
+    def wrong(*arguments, **keywords):
+        tokens, sampled, rejected = right(*arguments, **keywords)
+        sampled[0] += 1
+        return tokens, sampled, rejected
+
+    monkeypatch.setattr(numpy_verify, "accept", wrong)
+    assert run.main(["verify", "--rows", "2", "--vocab", "300", "--check-only"]) == 1
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "bfloat16" in line]
+    assert {tuple(line[7:9]): line[9] for line in lines} == {
+        ("sharded", "(candidate)"): "1",
+        ("sharded", "(blocks)"): "1",
+        ("full", "path"): "(numpy)",
+    }
+    assert all(line[10] == "0" for line in lines if line[7] == "full")
+
+
+def test_verifying_with_a_real_head(head, capsys):
+    assert run.main(["verify", "--lm-head", str(head), "--rows", "1,4", "--check-only", "--tp", "8"]) == 0
+    assert "head, mixed" in capsys.readouterr().out
 
 
 def test_a_batch_script_of_slurm_is_no_job_step(monkeypatch):
@@ -480,9 +611,35 @@ class TestOnAGpu:
         assert not any(row["wrong"] for row in timed if not row["external"])
         assert not any(row["wrong"] for row in timed if row["input"] == "random"), "peers are right on numbers"
 
+    @pytest.mark.parametrize("name", ["raw", "numba"])
+    def test_verifying(self, tmp_path, name):
+        path = tmp_path / "out.json"
+        small = ["verify", "--rows", "1,24", "--vocab", "40000", "--backend", name]
+        assert run.main([*small, "--json", str(path)]) == 0
+        timed = [row for row in record.read(path)["rows"] if row["samples_us"]]
+        assert {row["mode"] for row in timed} == {"captured", "eager"}
+        assert {"full path (cupy)", "full path (our scan)", "sharded (candidate)"} <= {row["arm"] for row in timed}
+        for row in timed:
+            assert not row["wrong"]
+            if row["mode"] == "captured" and row["arm"].startswith("sharded"):
+                assert row["kernels"] in (None, 2)
+
     def test_every_family_and_dtype_on_every_backend(self):
         for name in ("raw", "numba"):
             assert run.main(["--rows", "1,3", "--vocab", "3000", "--backend", name, "--check-only"]) == 0
+
+    @pytest.mark.parametrize("backend", ["raw", "numba"])
+    def test_the_norm(self, tmp_path, backend):
+        path = tmp_path / "out.json"
+        small = ["--rows", "1,64", "--vocab", "4096", "--hidden-sizes", "7168,1025", "--backend", backend]
+        assert run.main(["norm", *small, "--json", str(path)]) == 0
+        timed = [row for row in record.read(path)["rows"] if row["samples_us"]]
+        found = {(row["mode"], row["cache"]) for row in timed if row["input"] == "norm 7168"}
+        assert found == {("captured", "hot"), ("captured", "cold"), ("eager", "hot")}
+        kernels = {"fused": 1, "unfused": 3}
+        for row in timed:
+            if row["mode"] == "captured" and row["arm"] in kernels:
+                assert row["kernels"] in (None, kernels[row["arm"]])
 
     @pytest.mark.mpi
     def test_over_nccl(self, ranks):
@@ -491,6 +648,17 @@ class TestOnAGpu:
         )
         assert done.returncode == 0, done.stderr
         assert "1 rank, NCCL" in done.stdout
+
+    @pytest.mark.mpi
+    def test_drafts_over_nccl(self, ranks, tmp_path):
+        """Whole loops as graphs that hold the gathers, of both arms and of a fused product."""
+        path = tmp_path / "out.json"
+        small = ["--comm", "nccl", "--rows", "3", "--vocab", "500", "--draft-tokens", "2"]
+        done = ranks(1, ["-m", "vpa.run", "draft", *small, "--json", path], timeout=100)
+        assert done.returncode == 0, done.stderr
+        timed = [row for row in record.read(path)["rows"] if row["samples_us"]]
+        assert {row["mode"] for row in timed} == {"captured", "eager"}
+        assert {"full gather", "local argmax", "fused product"} <= {row["arm"] for row in timed}
 
 
 @pytest.mark.mpi
@@ -517,6 +685,42 @@ class TestJobs:
         assert done.returncode == 0, done.stderr
         assert time.monotonic() - start < 30
         assert "4 ranks, host memory" in done.stdout and "local argmax" in done.stdout
+
+    def test_four_ranks_norm(self, ranks):
+        start = time.monotonic()
+        done = ranks(4, ["-m", "vpa.run", "norm", "--check-only"], timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert time.monotonic() - start < 30
+        assert "4 ranks, host memory" in done.stdout and "norm 1025" in done.stdout
+
+    def test_two_ranks_time_the_norm_in_every_mode(self, ranks, tmp_path):
+        path = tmp_path / "out.json"
+        done = ranks(2, ["-m", "vpa.run", *SMALL_NORM, "--rows", "3", "--dtype", "fp16", "--json", path], timeout=60)
+        assert done.returncode == 0, done.stderr
+        timed = [row for row in record.read(path)["rows"] if row["samples_us"] and row["input"] == "norm 96"]
+        included = {row["arm"]: row["bytes_moved"] for row in timed if row["gather"] == "included"}
+        size = 3 * 96 * 2
+        assert included == {
+            "one_shot": size,
+            "all_reduce": size,
+            "sequence_parallel": 2 * size,
+            "floor: bare gather": size,
+        }
+
+    def test_four_ranks_verify(self, ranks):
+        start = time.monotonic()
+        done = ranks(4, ["-m", "vpa.run", "verify", "--check-only"], timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert time.monotonic() - start < 30
+        assert "defaults are smaller: rows 1 24, vocab 50257" in done.stdout and "sharded (blocks)" in done.stdout
+
+    def test_two_ranks_time_verifications(self, ranks, tmp_path):
+        path = tmp_path / "out.json"
+        done = ranks(2, ["-m", "vpa.run", "verify", "--rows", "2", "--vocab", "500", "--json", path], timeout=60)
+        assert done.returncode == 0, done.stderr
+        timed = [row for row in record.read(path)["rows"] if row["samples_us"]]
+        assert {row["gather"] for row in timed} == {"excluded", "included"}
+        assert "floor: bare gather" in {row["arm"] for row in timed}
 
     def test_two_ranks_time_drafts(self, ranks, tmp_path):
         path = tmp_path / "out.json"

@@ -97,7 +97,7 @@ def check_logits(array: Any, width: int) -> None:
         raise ValueError(
             f"logits have shape {array.shape}; this shard takes [rows, {width}]: all local columns, padding too"
         )
-    if not _is_aligned(array):
+    if not is_aligned(array):
         raise ValueError(
             f"logits start at or step by a fraction of a {array.dtype} (strides of {array.strides} bytes); "
             f"copy them first"
@@ -144,8 +144,25 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, like: Any, name
             f"{name} is read-only, or its library's DLPack does not say that it is not; a NumPy array that can be "
             f"written is accepted"
         )
-    if not _is_aligned(out):
+    if not is_aligned(out):
         raise ValueError(f"{name} starts at a fraction of a {out.dtype}")
+
+
+def check_vector(array: Any, name: str, length: int, dtype: Any, like: Any) -> None:
+    """Raise unless ``array`` is ``dtype``[length], C-contiguous, of the library of ``like`` and on the current GPU."""
+    dtype = np.dtype(dtype)
+    if is_host(array) != is_host(like):
+        raise TypeError(
+            f"{name} is a {namespace(array).__name__} array, logits are a {namespace(like).__name__} array; copy one "
+            f"of them"
+        )
+    check_device(array, name)
+    if array.dtype != dtype:
+        raise TypeError(f"{name} is {array.dtype}; {dtype} is accepted")
+    if array.shape != (length,):
+        raise ValueError(f"{name} has shape {array.shape}; [{length}] is accepted")
+    if not array.flags.c_contiguous or not is_aligned(array):
+        raise ValueError(f"{name} has gaps between its elements, or starts at a fraction of one; copy it first")
 
 
 def target(out: Any, shape: tuple[int, ...], dtype: np.dtype, like: Given, name: str = "out") -> Given:
@@ -212,7 +229,7 @@ def check_device(array: Any, name: str) -> None:
         )
 
 
-def _is_aligned(array: Any) -> bool:
+def is_aligned(array: Any) -> bool:
     """Whether the array starts at, and steps by, whole elements."""
     address = array.ctypes.data if is_host(array) else array.data.ptr
     itemsize = array.dtype.itemsize

@@ -30,7 +30,7 @@ def draft_tokens(
     token_ids: int64 [B], each row's last token; by default those that the drafter's head gives for ``hidden``.
     positions: int64 [B], where those tokens stand; by default none stands at 0.
     use_local_argmax_reduction: pick by ``get_top_tokens``; else by the argmax of ``compute_logits``, which gathers the
-        logits. Both give the same tokens.
+        logits. Both give the same tokens, unless the processor's product is ``fused``.
 
     Raises ``TypeError`` or ``ValueError`` on every rank where one rank's arguments do not fit or ranks' differ in kind.
     """
@@ -54,18 +54,28 @@ def capture_drafts(
     collectives pass through the host.
     """
     comm, error = drafter.logits_processor.comm, None
+    facts, drafts = {}, None
     try:
         array = arrays.given(hidden, "hidden").array
         if arrays.is_host(array):
             raise ValueError("a CUDA graph is captured from GPU arrays; got NumPy arrays")
         check_capturable(comm)
+        if arrays.namespace(array).cuda.runtime.is_hip:
+            raise ValueError("CuPy captures no products on AMD's GPUs; call draft_tokens")
+        if array.ndim != 2:
+            raise ValueError(f"hidden has shape {array.shape}; 2 dimensions are accepted")
         steps = _count(num_draft_tokens)
-        kept = [None if given is None else arrays.given(given, "given").array for given in (token_ids, positions)]
+        kept = [
+            None if given is None else arrays.given(given, name).array
+            for name, given in (("token_ids", token_ids), ("positions", positions))
+        ]
+        facts = {"function": "capture_drafts", "rows": len(array), "num_draft_tokens": steps}
+        facts["use_local_argmax_reduction"] = bool(use_local_argmax_reduction)
+        drafts = arrays.namespace(array).empty((len(array), steps), np.int64)
     except Exception as failure:  # told to the other ranks, then raised
         error = failure
-    agree(comm, {} if error else {"function": "capture_drafts"}, error)
+    agree(comm, facts if error is None else {}, error)
     select = drafter.get_top_tokens if use_local_argmax_reduction else full_selection(drafter)
-    drafts = arrays.namespace(array).empty((len(array), steps), np.int64)
 
     def enqueue() -> None:
         drafts[...] = draft_by(select, drafter, array, steps, token_ids=kept[0], positions=kept[1])

@@ -328,10 +328,11 @@ def _in_use(drafter: Any, name: str, processor: LogitsProcessor) -> str:
     head = drafter.head_of(0)
     one = head if isinstance(head, ParallelLMHead) else head[0]
     numbers, dtype = arrays.LAYOUTS[processor.layout]
-    few, many = len(one.shards) * SPLITS * numbers * dtype.itemsize, gathered_bytes(head, 1)
+    splits, product = (1, " (fused product)") if processor.fused else (SPLITS, "")
+    few, many = len(one.shards) * splits * numbers * dtype.itemsize, gathered_bytes(head, 1)
     return (
-        f"local argmax reduction in use for the drafts of {name}, communication O(ranks) instead of O(vocabulary): "
-        f"about {few} bytes a row instead of {many}"
+        f"local argmax reduction in use for the drafts of {name}{product}, "
+        f"communication O(ranks) instead of O(vocabulary): about {few} bytes a row instead of {many}"
     )
 
 

@@ -26,6 +26,23 @@ def emulate_top_tokens(
     shards_of_logits: one [B, width] array per shard, all of one library, dtype and B. Other arguments, the result and
     the errors are those of ``get_top_tokens``.
     """
+    taken, shards = check_all_ranks(shards_of_logits, shards)
+    first = taken[0].array
+    arrays.check_layout(layout)
+    rows = len(first)
+    splits = plan_of(first, shards).splits(rows)
+    shape = candidates_shape(rows, layout, splits)
+    gathered = arrays.namespace(first).empty((len(shards) * rows, shape[1]), arrays.LAYOUTS[layout][1])
+    for rank, (one, shard) in enumerate(zip(taken, shards, strict=True)):
+        part = gathered[rank * rows : (rank + 1) * rows]
+        local_argmax_candidates(
+            one.array, shard, layout=layout, splits=splits, out=part, backend=backend, transform=transform
+        )
+    return taken[0].give_back(pick_from_candidates(gathered, rows, backend=backend))
+
+
+def check_all_ranks(shards_of_logits: Any, shards: Any) -> tuple[list[arrays.Given], list[VocabShard]]:
+    """All ranks' logits and shards, for one process that plays every rank; raise unless they fit each other."""
     shards_of_logits, shards = _listed("shards_of_logits", shards_of_logits), _listed("shards", shards)
     if len(shards_of_logits) != len(shards) or not shards:
         raise ValueError(f"{len(shards_of_logits)} arrays of logits for {len(shards)} shards; one for each is accepted")
@@ -43,18 +60,13 @@ def emulate_top_tokens(
             raise TypeError(f"shards[{rank}] is a {type(shards[rank]).__name__}; a vpa.VocabShard is accepted")
         if (shards[rank].tp_size, shards[rank].vocab_size) != (len(shards), shards[0].vocab_size):
             raise ValueError(f"shards[{rank}] is of another vocabulary or number of ranks: {shards[rank]}")
-    arrays.check_layout(layout)
-    rows = len(first)
-    multiprocessors = 0 if arrays.is_host(first) else arrays.multiprocessors()
-    splits = Plan.agreed([(shard.num_valid, multiprocessors) for shard in shards], first.dtype.itemsize).splits(rows)
-    shape = candidates_shape(rows, layout, splits)
-    gathered = arrays.namespace(first).empty((len(shards) * rows, shape[1]), arrays.LAYOUTS[layout][1])
-    for rank, (one, shard) in enumerate(zip(taken, shards, strict=True)):
-        part = gathered[rank * rows : (rank + 1) * rows]
-        local_argmax_candidates(
-            one.array, shard, layout=layout, splits=splits, out=part, backend=backend, transform=transform
-        )
-    return taken[0].give_back(pick_from_candidates(gathered, rows, backend=backend))
+    return taken, shards
+
+
+def plan_of(logits: Any, shards: Sequence[VocabShard]) -> Plan:
+    """What decides on the splits of all ranks' logits, which are like these."""
+    multiprocessors = 0 if arrays.is_host(logits) else arrays.multiprocessors()
+    return Plan.agreed([(shard.num_valid, multiprocessors) for shard in shards], logits.dtype.itemsize)
 
 
 def _listed(name: str, argument: Any) -> list[Any]:

@@ -13,22 +13,35 @@ from vpa.vocab import VocabShard
 
 
 def full_logits(parts: Sequence[Any], shards: tuple[VocabShard, ...], comm: Any) -> Any:
-    """All ranks' logits in the order of ids, [B, vocab_size], from this rank's, or from all that are played.
+    """All ranks' logits in the order of ids, [B, vocab_size], from this rank's, or from all that are played."""
+    if len(parts) == len(shards):
+        return in_order_of_ids(parts, shards, parts[0].dtype)
+    send = send_of(parts[0], shards)
+    recv = arrays.namespace(send).empty((len(shards) * len(send), send.shape[1]), send.dtype)
+    comm.all_gather(send, recv)
+    return in_order_of_ids(list(recv.reshape(len(shards), *send.shape)), shards, parts[0].dtype)
+
+
+def send_of(logits: Any, shards: Sequence[VocabShard]) -> Any:
+    """What a rank gives to a gather of logits [B, width]: words [B, width of the widest shard], C-contiguous.
 
     Shards may differ in width, and a gather takes equal parts: narrower ones are filled up.
     """
-    xp, dtype, rows, wide = arrays.namespace(parts[0]), parts[0].dtype, len(parts[0]), widest(shards)
+    words, wide = logits.view(f"u{logits.itemsize}"), widest(shards)
+    if words.shape[1] == wide and words.flags.c_contiguous:
+        return words
+    send = arrays.namespace(logits).zeros((len(logits), wide), words.dtype)
+    send[:, : words.shape[1]] = words
+    return send
+
+
+def in_order_of_ids(by_rank: Sequence[Any], shards: Sequence[VocabShard], dtype: np.dtype) -> Any:
+    """All ranks' logits, or the words that they are, [B, width or more] each, as [B, vocab_size] of ``dtype``."""
     words = f"u{dtype.itemsize}"
-    by_rank = [part.view(words) for part in parts]
-    if len(parts) < len(shards):
-        send, recv = xp.zeros((rows, wide), words), xp.empty((len(shards) * rows, wide), words)
-        send[:, : parts[0].shape[1]] = by_rank[0]
-        comm.all_gather(send, recv)
-        by_rank = list(recv.reshape(len(shards), rows, wide))
-    full = xp.empty((rows, shards[0].vocab_size), words)
+    full = arrays.namespace(by_rank[0]).empty((len(by_rank[0]), shards[0].vocab_size), words)
     for part, shard in zip(by_rank, shards, strict=True):
         for start, count, first_id in shard.ranges:
-            full[:, first_id : first_id + count] = part[:, start : start + count]
+            full[:, first_id : first_id + count] = part.view(words)[:, start : start + count]
     return full.view(dtype)
 
 

@@ -34,21 +34,33 @@ class Linear:
                 raise ValueError(f"bias has {len(self.bias)} numbers, the weight {len(self.weight)} rows; one for each")
         wide = self.weight.astype(np.float32, copy=False) if arrays.is_host(self.weight) else None
         object.__setattr__(self, "_wide", wide)
-        bias = None if self.bias is None else self.bias.astype(np.float32, copy=False)
+        bias = self.bias
+        if bias is not None:
+            bias = arrays.namespace(bias).ascontiguousarray(bias.astype(np.float32, copy=False))
         object.__setattr__(self, "wide_bias", bias)
 
     @property
     def dtype(self) -> np.dtype:
         return self.weight.dtype
 
+    def check(self, x: Any) -> None:
+        """Raise ``TypeError`` or ``ValueError`` for an ``x`` that does not fit, or arrays of another GPU."""
+        check_floats("hidden", x, 2, like=self.weight)
+        if x.shape[1] != self.weight.shape[1]:
+            raise ValueError(f"hidden is [{len(x)}, {x.shape[1]}]; the weight takes [rows, {self.weight.shape[1]}]")
+        for name, array in (("hidden", x), ("weight", self.weight), ("bias", self.bias)):
+            if array is None:
+                continue
+            arrays.check_device(array, name)
+            if not arrays.is_aligned(array):
+                raise ValueError(f"{name} starts at, or steps by, a fraction of an element; copy it first")
+
     def __call__(self, x: Any) -> Any:
         """[rows, inputs], of any of the dtypes, to [rows, outputs] of the weight's, to which ``x`` is rounded first.
 
         ``TypeError`` or ``ValueError`` for an ``x`` that does not fit.
         """
-        check_floats("hidden", x, 2, like=self.weight)
-        if x.shape[1] != self.weight.shape[1]:
-            raise ValueError(f"hidden is [{len(x)}, {x.shape[1]}]; the weight takes [rows, {self.weight.shape[1]}]")
+        self.check(x)
         x = x.astype(self.dtype, copy=False)
         with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaNs are numbers like others
             if self.bias is None and self._wide is None:

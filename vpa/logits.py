@@ -1,7 +1,8 @@
 """From hidden states to logits or tokens: the vocabulary-parallel head, and what is done to its logits.
 
 ``LogitsProcessor`` has two ways to a greedy token, and they give the same one: ``compute_logits``, which gathers the
-logits of all ranks, and its argmax; or ``get_top_tokens``, which gathers a few candidates.
+logits of all ranks, and its argmax; or ``get_top_tokens``, which gathers a few candidates. (A ``fused`` processor sums
+in an order of its own.)
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from vpa.comm import agree, check_communicator, solo
 from vpa.comm.device import device_name, nccl_version
 from vpa.emulate import emulate_top_tokens
 from vpa.full_gather import full_argmax, full_logits, widest
-from vpa.linear import Linear, check_floats
+from vpa.linear import Linear
 from vpa.pick import pick_from_candidates
 from vpa.scan import apply_transform
 from vpa.switch import FULL, LOCAL, Choice, Place, SwitchTable, versions
@@ -115,21 +116,27 @@ class ParallelLMHead:
         """Local logits [B, width] of hidden states [B, hidden_size], with the bias, before any transform."""
         return self._linear(hidden)
 
-    def candidates(self, hidden: Any, transform: Transform) -> Any:
-        """The best candidate of each row, uint64 [B, 1], packed, of hidden states [B, hidden_size], GPU arrays, by one
-        kernel that multiplies and scans; what it promises says ``LogitsProcessor``."""
-        check_floats("hidden", hidden, 2, like=self.weight)
+    def check_fused(self, hidden: Any) -> None:
+        """Raise ``TypeError`` or ``ValueError`` unless ``candidates`` takes this weight and these hidden states."""
+        self._linear.check(hidden)
         if arrays.is_host(hidden):
             raise TypeError("a fused product takes GPU arrays; got NumPy arrays: leave fused unset for them")
-        if hidden.shape[1] != self.hidden_size:
-            raise ValueError(f"hidden is [{len(hidden)}, {hidden.shape[1]}]; the head takes [rows, {self.hidden_size}]")
+        if self.weight.strides[1] != self.weight.itemsize and self.hidden_size > 1:
+            raise ValueError(
+                f"weight has strides {self.weight.strides}; a fused product takes rows whose elements lie side by "
+                f"side: copy it, or leave fused unset"
+            )
+
+    def candidates(self, hidden: Any, transform: Transform, out: Any = None) -> Any:
+        """The best candidate of each row, uint64 [B, 1], packed, of hidden states [B, hidden_size], GPU arrays, by one
+        kernel that multiplies and scans; what it promises says ``LogitsProcessor``. out: C-contiguous; fresh by
+        default."""
+        self.check_fused(hidden)
         module, xp = backends.select("raw", hidden), arrays.namespace(hidden)
         words = f"u{self.weight.itemsize}"
         rounded = xp.ascontiguousarray(hidden.astype(self.weight.dtype, copy=False).view(words))
         weight = self.weight
-        if weight.strides[1] != weight.itemsize:
-            raise ValueError("the head's weight is strided along hidden; a fused product takes rows of neighbours")
-        out = xp.empty((len(hidden), 1), np.uint64)
+        out = xp.empty((len(hidden), 1), np.uint64) if out is None else out
         if len(hidden):
             applied = None if transform.is_identity else transform
             module.head_candidates(rounded.view(weight.dtype), weight, self.shard, self._linear.wide_bias, applied, out)
@@ -156,9 +163,10 @@ class LogitsProcessor:
         of the two by ``switch``, a table of ``vpa.calibrate``, for each call. All give the same tokens.
     fused: ``get_top_tokens`` multiplies and scans in one kernel, which reads the head once and never writes logits; for
         GPU arrays, layout ``packed`` and backend ``raw``. It gives the tokens of the two steps, product and scan,
-        wherever its fp32 sums, once rounded, are theirs: the order of a sum is the kernel's own, and where it rounds to
-        another logit, an id whose logit was within that of the largest may be picked. Made for few rows, up to 16: from
-        17 on the head is read again for each 16.
+        wherever its fp32 sums, once rounded, are theirs: the order of a sum is the kernel's own, and where one rounds
+        to another logit, an id of nearly the largest may be picked: see docs/semantics.md. Made for few rows: from 17
+        on the head is read again for each 16; where there are no tensor cores for it (fp32, hidden sizes that 8 does
+        not divide, rows that are not aligned to 16 bytes, compute capability below 8.0, AMD) for each 4.
 
     Raises ``TypeError`` or ``ValueError`` for settings that do not fit. ``compute_logits`` and ``get_top_tokens`` are
     called by every rank, and raise on every rank where one rank's arguments do not fit or ranks' differ.
@@ -215,8 +223,9 @@ class LogitsProcessor:
     def get_top_tokens(self, head: Head, hidden: Any) -> Any:
         """The greedy tokens, int64 [B], for hidden states [B, hidden_size]; no logits travel unless ``mode`` says so.
 
-        They are the argmax of ``compute_logits``, the lowest id of the largest value, for every input. One exception:
-        where a map leaves target ids without logits, a row of -inf alone gives the first id that has one.
+        They are the argmax of ``compute_logits``, the lowest id of the largest value, for every input, with two
+        exceptions: ``fused``, whose sums are its own; and where a map leaves target ids without logits, a row of -inf
+        alone gives the first id that has one.
         """
         way, warm_up = self._ways(head, hidden)
         if warm_up is not None:
@@ -324,18 +333,27 @@ class LogitsProcessor:
         taken = None
 
         def compute() -> Any:
+            """The candidates of the played ranks, [ranks * B, 1]."""
             nonlocal taken
             taken = arrays.given(hidden, "hidden")
-            heads = _heads(head, self.comm, self._targets)
-            parts = [one.candidates(taken.array, self.transform) for one in heads]
-            return parts[0] if len(parts) == 1 else arrays.namespace(parts[0]).concatenate(parts)
+            heads, rows = _heads(head, self.comm, self._targets), len(taken.array)
+            heads[0].check_fused(taken.array)
+            gathered = arrays.namespace(taken.array).empty((len(heads) * rows, 1), np.uint64)
+            for rank, one in enumerate(heads):
+                one.candidates(taken.array, self.transform, gathered[rank * rows : (rank + 1) * rows])
+            return gathered
 
         if isinstance(head, ParallelLMHead):
             dtype = head.weight.dtype
             tokens = top_tokens.tokens_of_candidates(compute, head.shard, self.comm, dtype, self.transform)
         else:
-            gathered = compute()
-            tokens = pick_from_candidates(gathered, len(gathered) // len(head))
+            gathered, error = None, None
+            try:
+                gathered = compute()
+            except Exception as failure:  # told to the other ranks, should there be any: then it is none of a list
+                error = failure
+            agree(self.comm, {}, error)
+            tokens = pick_from_candidates(gathered, len(taken.array))
         return taken.give_back(self.target_tokens(tokens))
 
     def target_tokens(self, tokens: Any) -> Any:
@@ -351,9 +369,12 @@ class LogitsProcessor:
         """The map in the memory of ``array``, copied there once: a graph could not copy from the host's."""
         if arrays.is_host(array):
             return self._targets
-        device = array.device.id
+        device, cupy = array.device.id, arrays.namespace(array)
         if device not in self._targets_on:
-            self._targets_on[device] = arrays.namespace(array).asarray(self._targets)
+            with cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):  # not in that of a graph under way
+                placed = cupy.asarray(self._targets)
+            cupy.cuda.get_current_stream().synchronize()  # other streams use it from now on
+            self._targets_on[device] = placed
         return self._targets_on[device]
 
     def _scattered(self, logits: Any) -> Any:

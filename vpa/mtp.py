@@ -20,6 +20,7 @@ import numpy as np
 
 from vpa import arrays, weights
 from vpa.linear import Linear, check_floats
+from vpa.norm import rms_norm
 
 #: Names of a layer's weights in a file, behind a prefix: those of DeepSeek-V3's checkpoints, where the MLP is dense.
 NAMES = {
@@ -32,14 +33,6 @@ NAMES = {
     "down": "mlp.down_proj.weight",
     "final_norm": "shared_head.norm.weight",
 }
-
-
-def rms_norm(x: Any, gain: Any, eps: float) -> Any:
-    """``x / sqrt(mean(x^2) + eps) * gain`` of the rows of ``x`` [rows, n]: in fp32, rounded to the gain's dtype."""
-    xp, wide = arrays.namespace(x), x.astype(np.float32, copy=False)
-    with np.errstate(over="ignore", invalid="ignore"):
-        variance = xp.square(wide).mean(axis=1, keepdims=True)
-        return (wide / xp.sqrt(variance + np.float32(eps)) * gain.astype(np.float32, copy=False)).astype(gain.dtype)
 
 
 @dataclass(frozen=True, eq=False)

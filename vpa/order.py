@@ -8,6 +8,8 @@ For candidates (value, id), the value widened to fp32 bit for bit:
 
 On distinct ids this is a strict total order, so however a vocabulary is cut into shards, splits and lanes, the same id
 wins. ``kernels/order.cuh`` and ``kernels/numba_order.py`` state the same rules for their languages.
+
+Verification may be told to ignore NaN (``NAN_RULES``): then a NaN is -inf, with its key.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ LOGITS_DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
 }
 
+#: What a NaN is: before every number, or no more than -inf (so that a row of NaN alone gives its lowest id).
+NAN_RULES = ("first", "ignore")
+
 #: Ids must be below this: ``0xFFFFFFFF - id`` is what a packed candidate holds.
 MAX_VOCAB_SIZE = 2**32 - 1
 
@@ -34,6 +39,7 @@ NO_CANDIDATE = np.uint64(0)
 _SIGN = np.uint32(0x80000000)
 _INFINITY = np.uint32(0x7F800000)
 _NAN_KEY = np.uint32(0xFFFFFFFF)
+_MINUS_INFINITY_KEY = np.uint32(0x007FFFFF)
 _NAN_BITS = np.uint32(0x7FC00000)
 _LOW = np.uint64(0xFFFFFFFF)
 
@@ -49,13 +55,13 @@ def float_bits(values: np.ndarray) -> np.ndarray:
         return values.astype(np.float32, copy=False).view(np.uint32)
 
 
-def keys(values: np.ndarray) -> np.ndarray:
+def keys(values: np.ndarray, nan: str = "first") -> np.ndarray:
     """Keys, uint32, same shape: ``a`` precedes ``b`` by value exactly when its key is larger, ties have one key."""
     bits = float_bits(values)
     magnitude = bits & ~_SIGN
     key = bits ^ np.where(bits & _SIGN, _NAN_KEY, _SIGN)
     key[magnitude == 0] = _SIGN
-    key[magnitude > _INFINITY] = _NAN_KEY
+    key[magnitude > _INFINITY] = _NAN_KEY if nan == "first" else _MINUS_INFINITY_KEY
     return key
 
 

@@ -46,8 +46,11 @@ _ROW = {
     "samples_us": (list,), "median_us": (*_NUMBER, _NONE),
 }  # fmt: skip
 
-#: What rows of older records lack, and its value there.
-_ROW_SINCE: dict[str, Any] = {"part": "", "strides": "", "bytes_moved": None, "hidden_size": None}
+#: What rows of older records lack: its kinds, and its value there.
+_ROW_SINCE: dict[str, tuple[tuple[type, ...], Any]] = {
+    "part": ((str,), ""), "strides": ((str,), ""), "bytes_moved": ((int, _NONE), None),
+    "acceptance_length": ((*_NUMBER, _NONE), None), "hidden_size": ((int, _NONE), None),
+}  # fmt: skip
 
 
 def environment(comm: Any = None) -> dict[str, Any]:
@@ -147,8 +150,7 @@ def _check(record: dict[str, Any]) -> None:
     for number, row in enumerate(record["rows"]):
         name = f"rows[{number}]"
         _check_part(name, row, _ROW)
-        for key, value in _ROW_SINCE.items():
-            kinds = (str,) if isinstance(value, str) else (int, _NONE)
+        for key, (kinds, value) in _ROW_SINCE.items():
             _check_part(name, {key: row.setdefault(key, value)}, {key: kinds})
         for sample in row["samples_us"]:
             _check_part(name, {"samples_us": sample}, {"samples_us": _NUMBER})

@@ -14,6 +14,9 @@ from vpa import comparison, moved, record, study
 from vpa.order import LOGITS_DTYPES
 from vpa.tables import REFERENCES, Row, Table, grouped, heading, markdown, reference, text, timed, us
 
+#: Arms whose ratios to those that they are compared with stand beside their times.
+OURS = ("fused", "sharded (candidate)", "sharded (blocks)")
+
 
 def check_table(rows: Iterable[Row]) -> Table:
     """One line for each input and dtype that was checked: the batch sizes, and how many rows had a wrong token."""
@@ -40,12 +43,34 @@ def position_table(rows: Iterable[Row]) -> Table:
     return table
 
 
+def verification_table(rows: Iterable[Row]) -> Table:
+    """Of verifications, one line for each input, dtype and arm: requests with a wrong outcome and the mean number of
+    tokens that a request samples, over all batch sizes."""
+    checked = [row for row in rows if not row["samples_us"] and row["part"].startswith("K ")]
+    table = [["input", "dtype", "vocab", "tp", "drafts", "requests", "arm", "wrong", "mean length"]]
+    for group in grouped(checked, "input", "dtype", "vocab", "tp", "part", "arm"):
+        sizes = " ".join(dict.fromkeys(str(row["rows"]) for row in group))
+        cells = [str(group[0][key]) for key in ("input", "dtype", "vocab", "tp")]
+        cells += [group[0]["part"].removeprefix("K "), sizes, group[0]["arm"], str(sum(row["wrong"] for row in group))]
+        table.append([*cells, _mean_length(group)])
+    return table
+
+
+def _mean_length(group: Sequence[Row]) -> str:
+    """The mean length over the requests of several rows; empty where none has one."""
+    lengths = [(row["acceptance_length"], row["rows"]) for row in group if row["acceptance_length"] is not None]
+    requests = sum(count for _, count in lengths)
+    return f"{sum(length * count for length, count in lengths) / requests:.2f}" if requests else ""
+
+
 def time_table(rows: Iterable[Row]) -> Table:
     """One line for each time: the median with the 10th and 90th percentile, and its ratio to the reference arm's."""
     times = timed(rows)
     moves = any(row["bytes_moved"] is not None for row in times)
+    accepts = any(row["acceptance_length"] is not None for row in times)
     heads = ["rows", "input", "dtype", "gather", "mode", "cache", "arm", "kernels", "wrong", "median us", "p10-p90 us"]
-    table = [[*heads, "ratio", *(["bytes moved"] if moves else [])]]
+    more = ["bytes moved"] * moves + ["mean length"] * accepts
+    table = [[*heads, "ratio", *more]]
     for group in grouped(times, "rows", "input", "dtype", "gather", "mode", "cache"):
         base = reference([row["arm"] for row in group])
         medians = {row["arm"]: row["median_us"] for row in group}
@@ -58,6 +83,8 @@ def time_table(rows: Iterable[Row]) -> Table:
             cells += [kernels, wrong, us(row["median_us"]), f"{us(low)}-{us(high)}", ratio]
             if moves:
                 cells.append("" if row["bytes_moved"] is None else str(row["bytes_moved"]))
+            if accepts:
+                cells.append(_mean_length([row]))
             table.append(cells)
     return table
 
@@ -67,14 +94,14 @@ def pivot_tables(rows: Sequence[Row]) -> dict[str, Table]:
     tables = {}
     for group in grouped(timed(rows), "input", "dtype", "gather", "mode", "cache"):
         arms = list(dict.fromkeys(row["arm"] for row in group))
-        references = [arm for arm in arms if arm.startswith(REFERENCES) and "fused" in arms]
-        table = [["rows", *(f"{arm}, us" for arm in arms), *(f"fused / {arm}" for arm in references), "wrong"]]
+        ours = [arm for arm in arms if arm in OURS]
+        pairs = [(our, arm) for our in ours for arm in arms if arm.startswith(REFERENCES)]
+        table = [["rows", *(f"{arm}, us" for arm in arms), *(f"{our} / {arm}" for our, arm in pairs), "wrong"]]
         for line in grouped(group, "rows"):
             medians = {row["arm"]: row["median_us"] for row in line}
             times = [us(medians[arm]) if arm in medians else "" for arm in arms]
             ratios = [
-                f"{medians['fused'] / medians[arm]:.2f}" if {"fused", arm} <= medians.keys() else ""
-                for arm in references
+                f"{medians[our] / medians[arm]:.2f}" if {our, arm} <= medians.keys() else "" for our, arm in pairs
             ]
             wrong = sum(row["wrong"] or 0 for row in line)
             table.append([str(line[0]["rows"]), *times, *ratios, str(wrong)])
@@ -88,7 +115,7 @@ def print_rows(rows: Sequence[Row], out: Callable[[str], None] = print) -> None:
         for title, table in comparison.tables(rows).items():
             out(f"{title}:\n\n{text(table)}\n")
     else:
-        for table in (check_table(rows), position_table(rows), time_table(rows)):
+        for table in (check_table(rows), position_table(rows), verification_table(rows), time_table(rows)):
             if len(table) > 1:
                 out(text(table) + "\n")
     for one in study.studies(rows):
@@ -174,7 +201,7 @@ def _print(content: dict[str, Any], rows: Sequence[Row], summary_only: bool, che
         print(f"\n{title}:\n\n{markdown(table)}")
     for one in study.studies(rows):
         print(f"\n{one.title}, what the local argmax saves:\n\n{markdown(one.table())}\n\n{one.words()}.")
-    for checks in (check_table(content["rows"]), position_table(content["rows"])):
+    for checks in (made(content["rows"]) for made in (check_table, position_table, verification_table)):
         if len(checks) > 1 and checks_too:
             print(f"\n{markdown(checks)}")
     return 0

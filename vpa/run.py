@@ -80,6 +80,10 @@ class _Plan:
             given = {**given, "vocab": source.head.vocab_size}
             if source.rows is not None:
                 given["rows"] = given["rows"] or [source.rows]
+            if contents.get("kind") == "norm":
+                if given["hidden_sizes"] not in (None, [source.head.hidden_size]):
+                    raise UsageError(f"--hidden-sizes goes without a head; this one's is {source.head.hidden_size}")
+                given["hidden_sizes"] = [source.head.hidden_size]
         plan = cls(name, contents, given, source, json)
         plan.settle(gpu=True)
         plan.settle(gpu=False)
@@ -261,7 +265,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--lm-head", metavar="FILE.safetensors[:TENSOR]", help="scan the logits of a real head [vocabulary, hidden]")
     add("--hidden", metavar="FILE.npy", help="hidden states [rows, hidden] for the head; default: near its own rows")
     add("--family", metavar="NAME,...", help="of draft: nemotron-h, deepseek, deepseek-v3.2 (default: all)")
-    add("--draft-tokens", type=int, metavar="N", help="of draft: tokens of a loop (default: 7 for nemotron-h, 3 else)")
+    add(
+        "--draft-tokens",
+        type=int,
+        metavar="N",
+        help="of draft: of a loop (default: 7 for nemotron-h, 3 else); of verify: K",
+    )
+    add("--hidden-sizes", metavar="N,N,...", help="of norm: elements of a row")
     add("--shape", metavar="NAME,...", help=f"of break-even: {', '.join(SHAPES)}, or HIDDENxVOCAB")
     add("--from", dest="source", choices=("head", "logits"), help="of break-even: with the product, or without it")
     add("--seed", type=int, metavar="N", help="of the inputs (default: 0)")
@@ -343,6 +353,7 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
         "hidden": options.hidden,
         "drafters": None if options.family is None else options.family.split(","),
         "draft_tokens": options.draft_tokens,
+        "hidden_sizes": _integers("--hidden-sizes", options.hidden_sizes),
         "shapes": None if options.shape is None else options.shape.split(","),
         "source": options.source,
         "seed": options.seed,

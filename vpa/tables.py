@@ -9,9 +9,11 @@ Row = dict[str, Any]
 Table = list[list[str]]
 
 #: What arms are compared with, the first that a table has: the existing path of an engine, of CuPy, of NumPy; a drafter
-#: that gathers its logits; a head's product and a scan after it.
+#: or a verification that gathers its logits; a head's product and a scan after it; a norm in separate kernels, or one
+#: behind an all-reduce.
 REFERENCES = (
-    "existing (torch)", "existing (cupy)", "existing (numpy)", "numpy argmax", "full gather", "product, scan",
+    "existing (torch)", "existing (cupy)", "existing (numpy)", "numpy argmax", "full gather", "full path (cupy)",
+    "full path (numpy)", "product, scan", "unfused", "all_reduce",
 )  # fmt: skip
 
 

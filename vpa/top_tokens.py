@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -18,14 +17,12 @@ from vpa.plan import Plan
 from vpa.scan import apply_transform, candidates_shape, check, transformed
 from vpa.transform import Transform, check_transform
 from vpa.vocab import VocabShard, positive
+from vpa.workspace import Buffers, Workspace, check_comm, check_outlives, check_warm
 
 #: For host arrays, whatever GPUs there are.
 _HOST_PLAN = Plan.agreed(None, 1)
 
 _TOKENS = np.dtype(np.int64)
-
-#: Kinds of calls that a ``TopTokens`` keeps packed: batch sizes, mostly. More than anyone captures graphs for.
-_KINDS_KEPT = 4096
 
 
 def get_top_tokens(
@@ -65,7 +62,7 @@ def tokens_of_computed(
     try:
         taken = arrays.given(compute(), "logits")
         module = check(taken.array, shard, layout, backend, transform)
-        _check_comm(shard, comm, taken.array)
+        check_comm(shard, comm, taken.array)
     except Exception as failure:  # told to the other ranks, then raised
         error = failure
     facts, own = {}, None
@@ -92,7 +89,7 @@ def tokens_of_candidates(
     candidates, error = None, None
     try:
         candidates = compute()
-        _check_comm(shard, comm, candidates)
+        check_comm(shard, comm, candidates)
     except Exception as failure:  # told to the other ranks, then raised
         error = failure
     facts = {}
@@ -140,7 +137,7 @@ class TopTokens:
             arrays.check_layout(layout, shard.vocab_size)
             backends.check_backend(backend)
             check_transform(transform)
-            _check_comm(shard, comm)
+            check_comm(shard, comm)
         except Exception as failure:
             error = failure
         facts, own = {}, None
@@ -148,10 +145,7 @@ class TopTokens:
             facts = _facts("TopTokens", shard, layout, transform, self.dtype, max_rows=self.max_rows)
             own = (shard.num_valid, arrays.multiprocessors())
         self._plan = Plan.agreed(agree(comm, facts, error, own), self.dtype.itemsize if error is None else 0)
-        self._buffers: dict[Any, _Buffers] = {}  # for host memory and for each GPU
-        self._steps: dict[Any, _Steps] = {}  # for each kind of call, made at its first
-        self._lock = threading.Lock()  # around a call: its buffers are the object's
-        self._last: dict[int, tuple[Any, Any]] = {}  # GPU -> (thread and stream, event) of the last call there
+        self._workspace = Workspace()
 
     def __call__(self, logits: Any, *, out: Any = None) -> Any:
         """The tokens of ``logits`` [B, width]: int64 [B], in ``out`` if given. Enqueued on CuPy's current stream."""
@@ -159,7 +153,7 @@ class TopTokens:
         try:
             taken = arrays.given(logits, "logits")
             kind = arrays.kind_of(taken.array)
-            if kind not in self._steps:  # arrays of a kind that was called with before have passed these checks
+            if not self._workspace.knows(kind):  # arrays of a kind that was called with before have passed these checks
                 self._check(taken.array)
             capturing = not arrays.is_host(taken.array) and arrays.is_capturing()
             if capturing:
@@ -172,12 +166,11 @@ class TopTokens:
         elif error is not None:
             raise error
         if len(taken.array):
-            with self._lock:
+            with self._workspace.lock:
                 steps = self._steps_for(kind, taken.array, target.array)
-                if arrays.is_host(taken.array):
-                    steps.enqueue(taken.array, self.comm, target.array)
-                else:
-                    self._enqueue_in_order(steps, taken.array, target.array, capturing)
+                self._workspace.enqueue(
+                    taken.array, lambda: steps.enqueue(taken.array, self.comm, target.array), capturing
+                )
         return arrays.returned(target, out)
 
     def capture(self, logits: Any) -> CapturedTokens:
@@ -217,40 +210,32 @@ class TopTokens:
                 f"got {len(logits)} rows of {logits.dtype}; "
                 f"this object was built for at most {self.max_rows} of {self.dtype}"
             )
-        _check_comm(self.shard, self.comm, logits)
+        check_comm(self.shard, self.comm, logits)
         return module
 
     def _check_captured(self, logits: Any, kind: Any, out: Any) -> None:
         """Raise if a call of this kind cannot be part of a capture that the caller has under way."""
         check_capturable(self.comm)
         _check_applied(backends.select(self.backend, logits), self.transform)
-        if kind not in self._steps:
-            raise RuntimeError(
-                "the first call with logits of this shape and these strides cannot be captured, since it compiles "
-                "kernels: call once before the capture, or use capture()"
-            )
-        if out is None:
-            raise ValueError("inside a capture of your own the result's memory must outlive the call: pass out=")
+        check_warm(self._workspace.knows(kind))
+        check_outlives(out)
 
     def _steps_for(self, kind: Any, logits: Any, tokens: Any) -> _Steps:
         """The steps for logits of a kind, packed at the first call with them."""
-        steps = self._steps.get(kind)
-        if steps is None:
-            host = arrays.is_host(logits)
-            plan, place = (_HOST_PLAN, "host") if host else (self._gpu_plan(), logits.device.id)
 
-            def buffers() -> _Buffers:
-                if place not in self._buffers:
-                    most = plan.most_candidates(self.max_rows)
-                    self._buffers[place] = _Buffers.fresh(logits, most, self.shard.tp_size, self.layout)
-                return self._buffers[place]
+        def make() -> _Steps:
+            plan = _HOST_PLAN if arrays.is_host(logits) else self._gpu_plan()
+
+            def fresh() -> Buffers:
+                return Buffers.fresh(logits, plan.most_candidates(self.max_rows), self.shard.tp_size, self.layout)
+
+            def buffers() -> Buffers:
+                return self._workspace.buffers(logits, fresh)
 
             module = backends.select(self.backend, logits)
-            steps = _Steps.of(module, logits, self.shard, self.layout, self.transform, plan, buffers, tokens)
-            if len(self._steps) >= _KINDS_KEPT:
-                del self._steps[next(iter(self._steps))]  # the first that was made
-            self._steps[kind] = steps
-        return steps
+            return _Steps.of(module, logits, self.shard, self.layout, self.transform, plan, buffers, tokens)
+
+        return self._workspace.steps(kind, make)
 
     def _gpu_plan(self) -> Plan:
         """The plan for GPU arrays. One rank alone makes it when it has such arrays: CuPy may not have been in use when
@@ -258,41 +243,6 @@ class TopTokens:
         if self.comm.size == 1:
             return Plan.agreed([(self.shard.num_valid, arrays.multiprocessors())], self.dtype.itemsize)
         return self._plan
-
-    def _enqueue_in_order(self, steps: _Steps, logits: Any, tokens: Any, capturing: bool) -> None:
-        """Enqueue behind the last call's work, which may lie on another stream and uses the same buffers."""
-        import cupy
-
-        stream, device = cupy.cuda.get_current_stream(), logits.device.id
-        if capturing:
-            steps.enqueue(logits, self.comm, tokens)
-            return
-        place = (threading.get_ident(), stream.ptr)  # each thread may have a default stream of its own
-        last, event = self._last.get(device, (None, None))
-        if event is None:
-            event = cupy.cuda.Event(disable_timing=True)
-        elif last != place:
-            stream.wait_event(event)
-        try:
-            steps.enqueue(logits, self.comm, tokens)
-        finally:  # a step that fails has others before it
-            event.record(stream)
-            self._last[device] = (place, event)
-
-
-@dataclass(frozen=True)
-class _Buffers:
-    """Memory between the stages: this rank's candidates, and all ranks' (the same memory where there is one rank)."""
-
-    candidates: Any
-    gathered: Any
-
-    @classmethod
-    def fresh(cls, like: Any, most: int, tp_size: int, layout: str) -> _Buffers:
-        """For up to ``most`` candidates a rank, in the library of ``like``."""
-        library, (numbers, dtype) = arrays.namespace(like), arrays.LAYOUTS[layout]
-        candidates = library.empty(most * numbers, dtype)
-        return cls(candidates, candidates if tp_size == 1 else library.empty(tp_size * most * numbers, dtype))
 
 
 @dataclass(frozen=True)
@@ -318,7 +268,7 @@ class _Steps:
         layout: str,
         transform: Transform | None,
         plan: Plan,
-        buffers: Callable[[], _Buffers] | None,
+        buffers: Callable[[], Buffers] | None,
         tokens: Any,
     ) -> _Steps:
         """The steps for rows >= 1 of logits like ``like``, in the leading parts of ``buffers`` or in fresh memory."""
@@ -332,7 +282,7 @@ class _Steps:
         rows = len(like)
         splits = plan.splits(rows)
         lines, numbers = candidates_shape(rows, layout, splits)
-        memory = buffers() if buffers else _Buffers.fresh(like, rows * splits, shard.tp_size, layout)
+        memory = buffers() if buffers else Buffers.fresh(like, rows * splits, shard.tp_size, layout)
         candidates = memory.candidates[: lines * numbers].reshape(lines, numbers)
         gathered = memory.gathered[: shard.tp_size * lines * numbers].reshape(-1, numbers)
         if not hasattr(module, "prepare_scan"):
@@ -391,22 +341,3 @@ def _check_applied(module: ModuleType, transform: Transform | None) -> None:
             "this backend does not apply a transform in its scan, so that no CUDA graph can hold the call; "
             "use backend='raw'"
         )
-
-
-def _check_comm(shard: VocabShard, comm: Any, logits: Any = None) -> None:
-    if (shard.rank, shard.tp_size) != (comm.rank, comm.size):
-        raise ValueError(
-            f"the shard is rank {shard.rank} of {shard.tp_size}, the communicator rank {comm.rank} of {comm.size}; "
-            f"they have to match"
-        )
-    if logits is None:
-        return
-    library = arrays.namespace(logits).__name__
-    if library not in getattr(comm, "carries", (library,)):
-        raise TypeError(
-            f"transport {comm.transport!r} carries {' and '.join(comm.carries)} arrays; got a {library} array: "
-            f"use vpa.comm.from_mpi('mpi')"
-        )
-    device = getattr(comm, "device", None)
-    if library == "cupy" and device is not None and logits.device.id != device:
-        raise ValueError(f"logits are on GPU {logits.device.id}; this rank's communicator is on GPU {device}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,22 +127,46 @@ def split_chunk(valid: int, splits: int) -> int:
     return _round_up(-(-valid // splits), SPLIT_ALIGNMENT)
 
 
-def split_runs(shard: VocabShard, splits: int) -> list[tuple[int, int, int, int]]:
-    """The runs of columns ``(split, local_start, count, first_id)`` that the splits of a row consist of.
+#: A run of columns: ``(split, local_start, count, first_id)``.
+Run = tuple[int, int, int, int]
+
+
+def split_runs(shard: VocabShard, splits: int) -> list[Run]:
+    """The runs of columns that the splits of a row consist of.
 
     Valid columns are numbered through all ranges; split ``s`` takes numbers ``s * chunk .. (s + 1) * chunk - 1``. All
     backends cut alike, so that their candidates are equal bit for bit.
     """
-    chunk = split_chunk(shard.num_valid, splits)
-    runs, before = [], 0
-    for start, count, first_id in shard.ranges:
+    before = itertools.accumulate((count for _, count, _ in shard.ranges), initial=0)
+    return _runs(shard, before, split_chunk(shard.num_valid, splits))
+
+
+def block_span(shard: VocabShard, size: int) -> tuple[int, int]:
+    """Where a shard lies among the vocabulary's blocks of ``size`` ids, which no cut into shards moves.
+
+    Returns the first block that holds one of its ids, and how many there are up to the last one, those between them
+    included; (0, 0) for a rank without ids.
+    """
+    blocks = [block for _, count, first in shard.ranges for block in (first // size, (first + count - 1) // size)]
+    return (min(blocks), max(blocks) - min(blocks) + 1) if blocks else (0, 0)
+
+
+def block_runs(shard: VocabShard, size: int) -> list[Run]:
+    """The runs of columns whose ids lie in one block of ``size`` ids each; blocks count from the shard's first one."""
+    first_block, _ = block_span(shard, size)
+    return _runs(shard, (first_id - first_block * size for _, _, first_id in shard.ranges), size)
+
+
+def _runs(shard: VocabShard, numbers: Iterable[int], chunk: int) -> list[Run]:
+    """Ranges cut at multiples of ``chunk`` of their columns' numbers; ``numbers``: those of the ranges' first ones."""
+    runs = []
+    for (start, count, first_id), number in zip(shard.ranges, numbers, strict=False):
         done = 0
         while done < count:
-            split, used = divmod(before + done, chunk)
+            split, used = divmod(number + done, chunk)
             length = min(chunk - used, count - done)
             runs.append((split, start + done, length, first_id + done))
             done += length
-        before += count
     return runs
 
 

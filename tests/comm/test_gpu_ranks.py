@@ -55,6 +55,21 @@ def test_gpu_arrays_pass_through_host_memory(ranks, count):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("backend", ["raw", "numba"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_verification_over_nccl_ranks(ranks, count, backend):
+    need_nccl(count)
+    done = ranks(count, [HERE / "ranks" / "verify.py", "nccl", backend], timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert f"agree: {count} rank" in done.stdout and "NCCL" in done.stdout
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_verification_of_gpu_arrays_through_host_memory(ranks, count):
+    done = ranks(count, [HERE / "ranks" / "verify.py", "mpi", "raw"], timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_copy_to_the_host_waits_for_its_producer(ranks):
     """A candidate from a long kernel on a stream of its own, handed to the host path from another: 1000 times."""
     body = """

@@ -448,3 +448,44 @@ def test_drafts_over_real_ranks(ranks, count):
     done = ranks(count, [HERE / "ranks" / "drafters.py"], timeout=60)
     assert done.returncode == 0, done.stderr
     assert f"agree: {count}" in done.stdout
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_verification_over_real_ranks(ranks, count):
+    done = ranks(count, [HERE / "ranks" / "verify.py", "mpi", "numpy"], timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"agree: {count} rank" in done.stdout
+
+
+def test_verification_over_a_communicator_that_exchanges_nothing(ranks):
+    """Ranks do not know each other's shards there: blocks have room for the whole vocabulary's."""
+    done = ranks(
+        3,
+        program("""
+        from mpi4py import MPI
+        class Own:
+            rank, size = comm.rank, comm.size
+            def all_gather(self, send, recv):
+                MPI.COMM_WORLD.Allgather(send.view(np.uint8), recv.view(np.uint8))
+            def close(self):
+                pass
+        shard = vpa.VocabShard.even(30000, comm.size)[comm.rank]
+        x = np.random.default_rng(comm.rank).integers(-3, 4, (6, shard.width)).astype(np.float32)
+        given = dict(draft_ids=np.zeros(6, np.int64), cu_num_rows=np.array([0, 3, 3, 4, 6], np.int32),
+                     positions=np.arange(6) + 5, seeds=np.zeros(4, np.int64),
+                     **{name: np.ones(4, np.int32) for name in ("seq_lens", "prefill_lens")})
+        outcomes = []
+        for one in (comm, Own()):
+            for form in ("candidate", "blocks"):
+                sizes = dict(max_rows=6, max_requests=4, num_draft_tokens=2)
+                verify = vpa.GreedyVerify(shard, one, **sizes, dtype="float32", form=form)
+                outcomes.append(verify(x, **given))
+                outcomes.append(vpa.greedy_verify(x, shard, one, **given, num_draft_tokens=2, form=form))
+        first = [array.tolist() for array in outcomes[0]]
+        report(all([array.tolist() for array in outcome] == first for outcome in outcomes))
+        comm.close()
+        """),
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("True") == 3

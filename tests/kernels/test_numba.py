@@ -24,8 +24,12 @@ def run(script: str, *arguments: str, **environment: str) -> str:
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
 def test_twins_compile_to_ptx(capability):
     pytest.importorskip("cuda.bindings.nvvm", reason="the extra `cu13` of numba-cuda is not installed")
-    assert "14 kernels" in run("numba_ptx.py", *map(str, capability))
+    assert "27 kernels" in run("numba_ptx.py", *map(str, capability))
 
 
 def test_twins_run_in_the_simulator():
     assert "simulated" in run("numba_simulator.py", NUMBA_ENABLE_CUDASIM="1")
+
+
+def test_the_norms_twin_runs_in_the_simulator():
+    assert "simulated" in run("numba_norm_simulator.py", NUMBA_ENABLE_CUDASIM="1")

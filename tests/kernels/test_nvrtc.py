@@ -20,8 +20,11 @@ REGISTERS = {
     "pick_from_candidates": 64,
     "head_candidates": 128,
     "transform_logits": 64,
+    "residual_rmsnorm": 80,
+    "greedy_verify": 64,
     "empty": 16,
     "plain_read": 48,
+    "plain_move": 64,
 }
 
 

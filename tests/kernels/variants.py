@@ -8,8 +8,10 @@ import itertools
 import numpy as np
 
 from vpa import VocabShard
-from vpa.backends import head_launches, launches
+from vpa.backends import head_launches, launches, norm_launches, verify_launches
+from vpa.contribution import Contribution
 from vpa.order import LOGITS_DTYPES
+from vpa.requests import Requests
 from vpa.transform import Transform
 
 Variant = tuple[str, tuple[tuple[str, int], ...]]
@@ -19,7 +21,7 @@ Variant = tuple[str, tuple[tuple[str, int], ...]]
 def variants() -> tuple[Variant, ...]:
     """(kernel, defines) of every kernel, each once. A change of the launch table is followed by itself."""
     found: dict[Variant, None] = {}
-    for launch in [*_scans(), *_picks(), *_heads(), *_floors()]:
+    for launch in [*_scans(), *_picks(), *_heads(), *_norms(), *_verifications(), *_floors()]:
         found[(launch.kernel, tuple(sorted(launch.defines.items())))] = None
     return tuple(found)
 
@@ -86,7 +88,57 @@ def _heads():
         yield head_launches.transform_logits(np.zeros((2, 500), dtype), None, capped)
 
 
+def _norms():
+    for dtype in LOGITS_DTYPES.values():
+        for ranks, hidden, rounding, weight_dtype, residual in (
+            (4, 7168, "once", dtype, True),
+            (1, 769, "unrounded_residual", np.float32, False),
+            (8, 16384, "unrounded_residual", np.float32, True),
+            (17, 96, "gemma", dtype, True),
+        ):
+            rows = np.empty((2, hidden), dtype)
+            weight, held = np.empty(hidden, weight_dtype), rows if residual else None
+            yield norm_launches.norm(np.empty((ranks, 2, hidden), dtype), held, weight, 0, rounding, rows, rows)
+    yield norm_launches.norm(np.empty((4, 2, hidden), dtype), None, None, 0, "once", None, rows)  # a sum
+    yield norm_launches.norm(np.empty((1, 2, hidden), dtype), None, weight, 0, "once", rows, None)  # a norm
+
+
+def _verifications():
+    shards = (VocabShard.even(200064, 4)[1], VocabShard(0, 1, 1026, 544, ((0, 512, 0), (512, 16, 1010))))
+    candidates, blocks = Contribution("candidate", 3, 13, 13), Contribution("blocks", 3, 7, 50)
+    offsets = np.array([0, 4], np.int32)
+    for dtype in LOGITS_DTYPES.values():
+        for shard, nan in zip(shards, ("ignore", "first"), strict=True):
+            logits = np.empty((4, shard.width), dtype)
+            yield verify_launches.scan(logits, shard, blocks, nan, offsets, None)
+            yield verify_launches.scan(logits, shard, candidates, "ignore", offsets, None)
+        strided = np.empty((4, 2 * shards[0].width), dtype)[:, ::2]
+        yield verify_launches.scan(strided, shards[0], blocks, "ignore", offsets, None)
+        by_columns = np.empty((9, shards[0].width), dtype, order="F")
+        yield verify_launches.scan(by_columns, shards[0], candidates, "ignore", offsets, None)
+    alone = np.empty((1, shards[0].width), np.float16)
+    yield verify_launches.scan(alone, shards[0], Contribution("blocks", 0, 7, 50), "first", offsets, None)
+    for contribution, synthetic in ((candidates, False), (blocks, True)):
+        yield _finish(contribution, synthetic)
+    yield _finish(Contribution("blocks", 128, 25, 196), False)
+    yield _finish(Contribution("candidate", 0, 64, 64), True)
+    yield _finish(Contribution("blocks", 0, 7, 50), False)
+
+
+def _finish(contribution: Contribution, synthetic: bool) -> launches.Launch:
+    count = contribution.num_draft_tokens
+    rows, numbers = np.zeros(count + 1, np.int64), np.zeros(1, np.int32)
+    acceptance = np.ones(count, np.float32) if synthetic else None
+    offsets = np.array([0, count + 1], np.int32)
+    requests = Requests(count, rows, offsets, rows, numbers, numbers, np.zeros(1, np.int64), acceptance)
+    lines, width = contribution.shape(count + 1, 1)
+    outputs = (np.empty((1, count + 1), np.int64), numbers, numbers)
+    return verify_launches.finish(np.empty((4 * lines, width), np.uint64), contribution, requests, 1000, outputs)
+
+
 def _floors():
     yield launches.Launch("empty", {}, 1, 32, ())
     for loads in (1, 4):
         yield launches.Launch("plain_read", {"threads": 256, "loads": loads}, 1, 256, ())
+        moves = {"reads": 5, "writes": 2, "threads": 256, "loads": loads // 2 or 1}
+        yield launches.Launch("plain_move", moves, 1, 256, ())

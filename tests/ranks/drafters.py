@@ -46,6 +46,7 @@ def check_errors(comm, drafter, hidden, given) -> None:
     odd = comm.rank == comm.size - 1
     processor, head = drafter.logits_processor, drafter.head_of(0)
     other = vpa.LogitsProcessor(comm, scale=2) if odd else processor
+    fused = vpa.LogitsProcessor(comm, fused=True)
     wrong_hidden = hidden[:, 1:] if odd else hidden
     rows = hidden[:4] if odd else hidden
     bare = type("Bare", (), {"compute_logits": lambda self: None, "logits_processor": processor})() if odd else drafter
@@ -56,6 +57,9 @@ def check_errors(comm, drafter, hidden, given) -> None:
         (lambda: processor.compute_logits(head, wrong_hidden), "ValueError"),
         (lambda: processor.get_top_tokens(head, wrong_hidden), "ValueError"),
         (lambda: processor.get_top_tokens("head" if odd else head, hidden), "TypeError"),
+        (lambda: fused.get_top_tokens("head" if odd else head, hidden), "TypeError"),  # for host arrays in any case
+        (lambda: fused.get_top_tokens([head] if odd else head, hidden), "Error"),
+        (lambda: vpa.capture_drafts(drafter, hidden, 2, **given), "captured from GPU arrays"),
         (lambda: processor.get_top_tokens([head] if odd else head, hidden), "ValueError"),
         (lambda: processor.compute_logits(head, rows), "different rows"),
         (lambda: processor.get_top_tokens(head, rows), "different rows"),

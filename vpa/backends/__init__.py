@@ -1,4 +1,6 @@
-"""Which backend does the work on an array. Every backend module has the same functions, on checked arguments.
+"""Which backend does the work on an array.
+
+Every backend module scans and picks by the same functions, on checked arguments; some do more.
 
 numpy   NumPy arrays; the specification.
 raw     CuPy arrays; the CUDA/HIP source in ``kernels/``, compiled by ``cupy.RawModule``.
@@ -61,3 +63,9 @@ def product(x: Any, weight: Any, dtype: Any) -> Any:
         wide = x.astype("f4") @ weight.astype("f4").T if x.dtype != dtype else x @ weight.T
         return wide.astype(dtype, copy=False)
     return importlib.import_module("vpa.backends.cublas").product(x, weight, dtype)
+
+
+def verification(backend: str | None, array: Any) -> ModuleType:
+    """The module that verifies drafts with the backend that ``select`` gives, and the errors of that."""
+    name = next(name for name, module in _MODULES.items() if module == select(backend, array).__name__)
+    return importlib.import_module(f"vpa.backends.{name}_verify")

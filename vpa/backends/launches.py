@@ -231,6 +231,7 @@ def ranges_of(shard: VocabShard) -> np.ndarray:
 
 
 def checked_grid(blocks: int, what: str) -> int:
+    """``blocks``, unless they are more than a launch has: then a ``ValueError`` that says ``what`` takes them."""
     if blocks > MAX_BLOCKS:
         raise ValueError(
             f"{what} take {blocks} thread blocks; a launch has at most {MAX_BLOCKS}: pass fewer rows at once"

@@ -7,10 +7,11 @@ import warnings
 from typing import Any
 
 import cupy
+import numpy as np
 from numba import cuda
 
-from vpa.backends import launches
-from vpa.kernels import numba_argmax
+from vpa.backends import launches, norm_launches
+from vpa.kernels import numba_argmax, numba_norm
 from vpa.vocab import VocabShard
 
 
@@ -26,12 +27,12 @@ def pick_from_candidates(gathered: Any, num_rows: int, out: Any) -> None:
         prepare_pick(gathered, num_rows, out)()
 
 
-def prepare_scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any) -> Prepared:
+def prepare_scan(logits: Any, shard: VocabShard, layout: str, splits: int, out: Any, nan: str = "first") -> Prepared:
     """``local_argmax_candidates`` packed once, for calls with other ``(logits, out)`` of the same kind; rows >= 1."""
     launch = launches.scan_by_rows(logits, shard, layout, splits, out)
     defines = {**launch.defines, "dtype": logits.dtype.name, "pairs": layout == "pairs"}
     del defines["write"], defines["cluster"]
-    kernel = numba_argmax.local_argmax_candidates(**defines)
+    kernel = numba_argmax.local_argmax_candidates(**defines, nan_ignored=nan == "ignore")
     _, row_stride, column_stride, chunk, _, _ = launch.args
     ranges = shard.ranges or ((0, 0, 0),)
     return Prepared(kernel, launch, (logits, int(row_stride), int(column_stride), int(chunk), ranges, out))
@@ -44,6 +45,25 @@ def prepare_pick(gathered: Any, num_rows: int, out: Any) -> Prepared:
     ranks = defines.pop("ranks")
     del defines["keep"]
     return Prepared(numba_argmax.pick_from_candidates(**defines), launch, (gathered, num_rows, ranks, out))
+
+
+def residual_rmsnorm(partials: Any, *arguments: Any) -> None:
+    """Write ``normed`` and ``new_residual``; arguments and rules are those of ``vpa.rmsnorm.residual_rmsnorm``."""
+    if partials.shape[1]:
+        prepare_rmsnorm(partials, *arguments)()
+
+
+def prepare_rmsnorm(
+    partials: Any, residual: Any, weight: Any, eps: float, rounding: str, normed: Any, new_residual: Any
+) -> Prepared:
+    """``residual_rmsnorm`` packed once, for its own arrays, which have to live as long; rows >= 1."""
+    launch = norm_launches.norm(partials, residual, weight, eps, rounding, normed, new_residual)
+    defines = {key: value for key, value in launch.defines.items() if key != "dtype"}
+    kernel = numba_norm.residual_rmsnorm(partials.dtype.name, **defines)
+    *arrays_and_strides, hidden, single_eps, per_column = launch.args
+    numbers = int(hidden), int(single_eps.view(np.uint32)), int(per_column.view(np.uint32))
+    given = (one if isinstance(one, cupy.ndarray) else int(one) for one in arrays_and_strides)
+    return Prepared(kernel, launch, (*given, *numbers))
 
 
 class Prepared:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from vpa import order
+from vpa.rmsnorm import residual_rmsnorm as residual_rmsnorm  # the rules themselves
 from vpa.transform import Transform
 from vpa.transform import apply as apply_transform
-from vpa.vocab import VocabShard, split_runs
+from vpa.vocab import Run, VocabShard, split_runs
 
 #: ``local_argmax_candidates`` takes a ``transform``.
 TRANSFORMS = True
@@ -40,28 +42,40 @@ def local_argmax_candidates(
     out: np.ndarray,
     transform: Transform | None = None,
 ) -> None:
-    """Write the best candidate of each split of each row of ``logits`` [rows, width] to ``out`` (``layout``).
-
-    transform: applied to each block of rows while it is in cache; padding is not transformed either.
-    """
+    """Write the best candidate of each split of each row of ``logits`` [rows, width] to ``out`` (``layout``)."""
     packed = out if layout == "packed" else np.empty((len(logits), splits), np.uint64)
+    best_of_runs(logits, equal_runs(shard, splits), packed, transform)
+    if layout == "pairs":
+        out[...] = order.pairs_of(packed)
+
+
+def best_of_runs(
+    logits: np.ndarray,
+    runs: Sequence[tuple[int, int, int, int, int]],
+    packed: np.ndarray,
+    transform: Transform | None = None,
+    nan: str = "first",
+) -> None:
+    """Write the best candidate of each split of each row to ``packed`` uint64 [rows, splits]; see ``equal_runs``.
+
+    transform: applied to each block of rows while it is in cache; padding is not transformed either. nan: one of
+    ``order.NAN_RULES``.
+    """
     packed[...] = order.NO_CANDIDATE
     signed, unsigned, infinity = _WORDS[logits.dtype]
     words = logits.view(signed)  # integers are quicker to index than ml_dtypes' bfloat16, too
     identity = transform is None or transform.is_identity
-    for split, start, count, first_id, repeats in _equal_runs(shard, splits):
+    for split, start, count, first_id, repeats in runs:
         step = max(_BLOCK_BYTES // (count * repeats * logits.itemsize), 1)
         first_ids = first_id + count * np.arange(repeats)
         for row in range(0, len(logits), step):
             block = words[row : row + step, start : start + count * repeats]
             if not identity:
                 block = apply_transform(transform, block.view(logits.dtype)).view(signed)
-            columns, best = _argmax(block.reshape(-1, repeats, count), unsigned, infinity)
-            candidates = order.pack(order.keys(best.view(logits.dtype)), first_ids + columns)
+            columns, best = _argmax(block.reshape(-1, repeats, count), unsigned, infinity, nan)
+            candidates = order.pack(order.keys(best.view(logits.dtype), nan), first_ids + columns)
             target = packed[row : row + step, split : split + repeats]
             np.maximum(target, candidates, out=target)
-    if layout == "pairs":
-        out[...] = order.pairs_of(packed)
 
 
 def pick_from_candidates(gathered: np.ndarray, num_rows: int, out: np.ndarray) -> None:
@@ -72,18 +86,23 @@ def pick_from_candidates(gathered: np.ndarray, num_rows: int, out: np.ndarray) -
 
 
 @functools.lru_cache(maxsize=256)
-def _equal_runs(shard: VocabShard, splits: int) -> tuple[tuple[int, int, int, int, int], ...]:
-    """``split_runs`` with neighbours of one length taken together: (split, local_start, count, first_id, repeats)."""
+def equal_runs(shard: VocabShard, splits: int) -> tuple[tuple[int, int, int, int, int], ...]:
+    """The runs of a row's splits, with neighbours of one length taken together: see ``together``."""
+    return together(split_runs(shard, splits))
 
-    def position(run: tuple[int, int, int, int]) -> tuple[int, int, int]:
+
+def together(runs: Sequence[Run]) -> tuple[tuple[int, int, int, int, int], ...]:
+    """Runs with neighbours of one length taken together: (split, local_start, count, first_id, repeats)."""
+
+    def position(run: Run) -> tuple[int, int, int]:
         split, start, count, first_id = run
         return count, split * count - start, start - first_id  # equal for runs that follow one another
 
-    groups = (list(group) for _, group in itertools.groupby(split_runs(shard, splits), key=position))
+    groups = (list(group) for _, group in itertools.groupby(runs, key=position))
     return tuple((*group[0], len(group)) for group in groups)
 
 
-def _argmax(words: np.ndarray, unsigned: type, infinity: int) -> tuple[np.ndarray, np.ndarray]:
+def _argmax(words: np.ndarray, unsigned: type, infinity: int, nan_rule: str) -> tuple[np.ndarray, np.ndarray]:
     """The first column of the best value along the last axis of ``words`` (signed, not empty), and its word."""
     sign = np.iinfo(words.dtype).max + 1
     columns = words.argmax(axis=-1)
@@ -98,8 +117,12 @@ def _argmax(words: np.ndarray, unsigned: type, infinity: int) -> tuple[np.ndarra
         columns[zero] = (words[zero] << 1 == 0).argmax(axis=-1)
     nan = (largest > infinity) | (largest_unsigned > sign + infinity)
     if nan.any():
-        magnitudes = words[nan].view(unsigned) << 1  # the sign is shifted out
-        columns[nan] = (magnitudes > infinity << 1).argmax(axis=-1)
+        is_nan = words[nan].view(unsigned) << 1 > infinity << 1  # the sign is shifted out
+        if nan_rule == "first":
+            columns[nan] = is_nan.argmax(axis=-1)
+        else:
+            minus_infinity = words.dtype.type(infinity - sign)
+            columns[nan], _ = _argmax(np.where(is_nan, minus_infinity, words[nan]), unsigned, infinity, nan_rule)
     return columns, _taken(words, columns)
 
 

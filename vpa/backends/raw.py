@@ -9,7 +9,7 @@ import cupy
 import numpy as np
 
 from vpa.arrays import multiprocessors
-from vpa.backends import head_launches, launches
+from vpa.backends import head_launches, launches, norm_launches
 from vpa.backends.launcher import Prepared, has_tensor_cores
 from vpa.plan import MAX_THREADS
 from vpa.transform import Transform
@@ -26,6 +26,7 @@ def run(launch: launches.Launch, overlap: bool = True) -> None:
 
 local_argmax_candidates = functools.partial(launches.local_argmax_candidates, run)
 pick_from_candidates = functools.partial(launches.pick_from_candidates, run)
+residual_rmsnorm = functools.partial(norm_launches.residual_rmsnorm, run)
 
 
 def prepare_scan(
@@ -80,3 +81,17 @@ def head_candidates(
     of_blocks = cupy.empty((rows, shape.blocks), np.uint64)
     run(head_launches.head(hidden, weight, shard, bias, of_blocks, transform, shape, tensor))
     run(launches.pick(of_blocks, rows, out))
+
+
+def prepare_rmsnorm(
+    partials: Any,
+    residual: Any,
+    weight: Any,
+    eps: float,
+    rounding: str,
+    normed: Any,
+    new_residual: Any,
+    overlap: bool = True,
+) -> Prepared:
+    """``residual_rmsnorm`` packed once, for its own arrays, which have to live as long; rows >= 1."""
+    return Prepared(norm_launches.norm(partials, residual, weight, eps, rounding, normed, new_residual), overlap)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from vpa import kernels
-from vpa.backends import launches
+from vpa.backends import launches, norm_launches
 from vpa.backends.simt import Kernel, RawModule
 
 #: ``local_argmax_candidates`` takes a ``transform``.
@@ -23,6 +23,7 @@ def run(launch: launches.Launch) -> None:
 
 local_argmax_candidates = functools.partial(launches.local_argmax_candidates, run)
 pick_from_candidates = functools.partial(launches.pick_from_candidates, run)
+residual_rmsnorm = functools.partial(norm_launches.residual_rmsnorm, run)
 
 
 @functools.cache

@@ -213,7 +213,7 @@ def _existing_finish_numpy(gathered: np.ndarray, rows: int) -> np.ndarray:
 def _existing_local_cupy(logits: Any, shard: VocabShard, out: Any) -> None:
     import cupy
 
-    values, ids = _max_with_index(_valid(logits, shard))
+    values, ids = max_with_index(_valid(logits, shard))
     ids = ids + shard.ranges[0][2]
     cupy.stack((values.astype(np.float32), ids.astype(np.float32)), axis=1, out=out)
 
@@ -223,7 +223,7 @@ def _existing_finish_cupy(gathered: Any, rows: int) -> Any:
 
     ranks = len(gathered) // rows
     by_row = cupy.ascontiguousarray(gathered.reshape(ranks, rows, 2).transpose(1, 0, 2))  # the rank axis moves
-    best = _max_with_index(by_row[:, :, 0])[1]  # cupy.argmax does not take the first NaN of strided rows
+    best = max_with_index(by_row[:, :, 0])[1]  # cupy.argmax does not take the first NaN of strided rows
     return _take()(by_row, best, np.int64(ranks)).astype(np.int64)
 
 
@@ -237,7 +237,7 @@ def _take() -> Any:
     )
 
 
-def _max_with_index(array: Any) -> tuple[Any, Any]:
+def max_with_index(array: Any) -> tuple[Any, Any]:
     """Each row's largest value and its first index, NaN first, in one reduction kernel, as torch's ``max(dim)``."""
     import cupy
 

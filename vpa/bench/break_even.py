@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 
 from vpa import weights
-from vpa.bench.experiment import Progress, Row, bytes_moved, modes, row_of
+from vpa.bench.experiment import Progress, Row, modes, row_of
 from vpa.bench.inputs import HeadInput, family_logits
 from vpa.bench.job import Job, shards_of, to_host, wrong_rows
 from vpa.bench.settings import Settings
 from vpa.bench.steps import Step, timed
-from vpa.logits import Head, LogitsProcessor, ParallelLMHead, full_argmax
+from vpa.bench.ways import FULL, LOCAL, gathered_for_tokens
+from vpa.full_gather import full_argmax
+from vpa.logits import Head, LogitsProcessor, ParallelLMHead
 from vpa.mtp import mixed
 from vpa.order import LOGITS_DTYPES
 from vpa.shapes import Shape, shape_of
 
-FULL, LOCAL, AGAIN = "full gather", "local argmax", "local argmax (again)"
+AGAIN = f"{LOCAL} (again)"
 PRODUCT, GATHER_LOGITS, GATHER_CANDIDATES = "floor: product", "floor: gather of logits", "floor: gather of candidates"
 
 #: Rows from which a sample has a quarter of the calls: the full gather of one call takes milliseconds there.
@@ -103,13 +105,13 @@ class _Study:
         library = job.library.__name__
         local = Step([lambda: self.processor.get_top_tokens(self.head, hidden)], library, right)
         steps = {FULL: Step([lambda: self.full(self.head, hidden)], library, right), LOCAL: local, AGAIN: local}
-        full_bytes, local_bytes = bytes_moved(job, self.head, rows, settings.layout)
-        moved = {FULL: full_bytes, LOCAL: local_bytes, AGAIN: local_bytes}
+        moved = gathered_for_tokens(job, self.head, rows, settings.layout)
+        moved[AGAIN] = moved[LOCAL]
         if self.hidden_size is not None:
             heads = self.head if job.emulated else [self.head]
             steps[PRODUCT] = Step([lambda: [head.product(hidden) for head in heads]], library)
         if job.comm.size > 1:
-            for arm, count in ((GATHER_LOGITS, full_bytes), (GATHER_CANDIDATES, local_bytes)):
+            for arm, count in ((GATHER_LOGITS, moved[FULL]), (GATHER_CANDIDATES, moved[LOCAL])):
                 steps[arm], moved[arm] = _bare_gather(job, count), count
         for mode in modes(job):
             calls = max(settings.calls // (4 if rows >= FEWER_CALLS_FROM else 1), 1)

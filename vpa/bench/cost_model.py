@@ -6,8 +6,8 @@ of a row's candidates from one rank:
 - product, in both arms: bytes read and written, ``w*H*s + B*(H + w)*s``, and multiplications, ``B*w*H``;
 - all-gather of n bytes a rank, by the formula of a ring: ``base + (p-1)*step + (p-1)*n / bandwidth``. n is ``B*w*s`` of
   logits, ``B*c`` of candidates. Both arms have one, so that base and steps cancel out of their difference;
-- full gather besides: ``p + 3`` launches (fill, pack, one copy for each rank, argmax), and the bytes that these read
-  and write, ``3*B*s*(w + V)``;
+- full gather besides: ``p + 1`` launches (one copy for each rank, argmax), and the bytes that these read and write,
+  ``3*B*s*V``;
 - local argmax besides: one constant (scan and pick), and the bytes that these read, ``B*w*s + p*B*c``.
 
 All is linear in the coefficients, which are times: they are fitted together, to arms and floors, by least squares of
@@ -92,7 +92,7 @@ class Case:
             found[3] = weight * self.itemsize + self.rows * (self.hidden_size + self.columns) * self.itemsize
             found[4] = self.rows * weight
         if arm == FULL:
-            found[5:7] = self.tp + 3, 3 * (logits + self.rows * self.vocab * self.itemsize)
+            found[5:7] = self.tp + 1, 3 * self.rows * self.vocab * self.itemsize
         if arm == LOCAL:
             found[7:9] = 1, logits + self.tp * candidates
         return found

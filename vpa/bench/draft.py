@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 
 from vpa import weights
-from vpa.bench.experiment import Progress, Row, bytes_moved, modes, row_of
+from vpa.bench.experiment import Progress, Row, modes, row_of
 from vpa.bench.head import kept_promise
 from vpa.bench.inputs import HeadInput
 from vpa.bench.job import Job, to_host, wrong_rows
 from vpa.bench.settings import Settings
 from vpa.bench.steps import Step, timed
+from vpa.bench.ways import FULL, LOCAL, NO_HEAD, gathered_for_tokens, remembering
 from vpa.draft import draft_by, full_selection
 from vpa.drafters import NemotronHMTP, seeded_drafter, validate_local_argmax_reduction
 from vpa.logits import LogitsProcessor, ParallelLMHead
 from vpa.mtp import mixed
 from vpa.order import LOGITS_DTYPES
 
-FULL, LOCAL, FUSED, NO_HEAD = "full gather", "local argmax", "fused product", "floor: no head"
+FUSED = "fused product"
 
 #: Tokens that a family drafts at a time, where none are asked for.
 DRAFT_TOKENS = {"nemotron-h": 7, "deepseek": 3, "deepseek-v3.2": 3}
@@ -113,7 +114,7 @@ def _timed(
     def loop(way: Callable[[Any, int], Any]) -> Callable[[], Any]:
         return lambda: draft_by(way, drafter, hidden, count, **given.of(rows))
 
-    moved = dict(zip((FULL, LOCAL), bytes_moved(job, drafter.head_of(0), rows, settings.layout), strict=True))
+    moved = gathered_for_tokens(job, drafter.head_of(0), rows, settings.layout)
     moved[FUSED] = moved[LOCAL] if job.tp_size == 1 else job.tp_size * rows * 8
     for mode in modes(job):
         steps = {arm: Step([loop(way)], job.library.__name__) for arm, way in ways.items()}
@@ -183,26 +184,8 @@ def _given(settings: Settings, job: Job, source: HeadInput | None, drafter: Any)
     return _Given(job.place(hidden), job.place(token_ids), job.place(np.arange(rows)))
 
 
-class _Remembering(ParallelLMHead):
-    """A head that gives its last product again for the same hidden states: arms pick from the very same logits."""
-
-    def product(self, hidden: Any) -> Any:
-        words = to_host(hidden.view(f"u{hidden.itemsize}"))
-        last = self.__dict__.get("last")
-        if last is None or not np.array_equal(last[0], words):
-            last = words, super().product(hidden)
-            object.__setattr__(self, "last", last)
-        return last[1]
-
-
 def _remembering(drafter: Any) -> Any:
     """The same drafter with heads that remember."""
-
-    def head(given: Any) -> Any:
-        if not isinstance(given, ParallelLMHead):
-            return [head(one) for one in given]
-        return _Remembering(given.weight, given.shards, given.rank, given.bias)
-
     if isinstance(drafter, NemotronHMTP):
-        return dataclasses.replace(drafter, lm_head=head(drafter.lm_head))
-    return dataclasses.replace(drafter, heads={number: head(given) for number, given in drafter.heads.items()})
+        return dataclasses.replace(drafter, lm_head=remembering(drafter.lm_head))
+    return dataclasses.replace(drafter, heads={number: remembering(head) for number, head in drafter.heads.items()})

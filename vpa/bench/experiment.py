@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from vpa.arrays import LAYOUTS
 from vpa.bench.inputs import HeadInput, family_logits, head_logits
 from vpa.bench.job import Job, wrong_rows
 from vpa.bench.settings import Settings
-from vpa.logits import Head, ParallelLMHead, gathered_bytes
 from vpa.order import LOGITS_DTYPES
 
 #: One entry of a record; see docs/measuring.md.
@@ -56,17 +54,6 @@ def modes(job: Job) -> tuple[str, ...]:
     return ("captured", "eager") if job.comm.capturable else ("eager",)
 
 
-def bytes_moved(job: Job, head: Head, rows: int, layout: str) -> tuple[int, int]:
-    """Bytes of all ranks' contributions that a rank has after the full gather, and after that of candidates; none where
-    there is one rank."""
-    if job.tp_size == 1:
-        return 0, 0
-    one = head if isinstance(head, ParallelLMHead) else head[0]
-    numbers, dtype = LAYOUTS[layout]
-    splits = job.plan(one.weight).splits(rows)
-    return gathered_bytes(head, rows), job.tp_size * rows * splits * numbers * dtype.itemsize
-
-
 def row_of(
     settings: Settings,
     job: Job,
@@ -88,11 +75,13 @@ def row_of(
     skipped: str = "",
     bytes_moved: int | None = None,
     hidden_size: int | None = None,
+    acceptance_length: float | None = None,
 ) -> Row:
     """A row of the record. Every rank makes the same: ``wrong`` and ``samples`` are those of all ranks.
 
     part, strides: where an experiment has parts of its arms, and several layouts of memory; else empty. bytes_moved:
     that a rank has after the gather, where an experiment compares that. hidden_size: of a head whose size it varies.
+    acceptance_length: mean tokens of a request, where drafts are verified.
     """
     shard = job.shards[0]
     return {
@@ -103,4 +92,5 @@ def row_of(
         "samples_us": [] if samples is None else [round(float(sample), 3) for sample in samples],
         "median_us": None if samples is None else round(float(np.median(samples)), 3), "bytes_moved": bytes_moved,
         "hidden_size": hidden_size,
+        "acceptance_length": None if acceptance_length is None else round(acceptance_length, 4),
     }  # fmt: skip

@@ -40,3 +40,28 @@ def plain_read(logits: Any) -> Callable[[], Any]:
     defines = {"threads": threads, "loads": per_thread}
     prepared = Prepared(Launch("plain_read", defines, blocks, threads, (logits, np.int64(loads), sink)))
     return lambda: prepared(logits, sink)  # which also keeps both
+
+
+def plain_move(arrays: Any, writes: int) -> Callable[[], Any]:
+    """One read of ``arrays`` [reads, ...], C-contiguous, of at least 16 bytes each, and as many bytes of one written
+    ``writes`` times: on a GPU at the rate of its memory, on the host by NumPy."""
+    reads, loads = len(arrays), arrays[0].nbytes // 16
+    library = namespace(arrays)
+    out = library.empty((writes, loads * 4), np.uint32)
+    if is_host(arrays):
+        words = arrays.reshape(reads, -1).view(np.uint16)[:, : 8 * loads]
+
+        def move() -> None:
+            out[...] = np.bitwise_or.reduce(words, axis=0).view(np.uint32)
+
+        return move
+    from vpa.backends.launcher import Prepared
+    from vpa.backends.launches import Launch
+
+    threads = plan.THREADS
+    few = -(-loads // threads) <= plan.BLOCKS_PER_MULTIPROCESSOR * multiprocessors()
+    per_thread = 1 if few else 2
+    defines = {"reads": reads, "writes": writes, "threads": threads, "loads": per_thread}
+    blocks = -(-loads // (threads * per_thread))
+    prepared = Prepared(Launch("plain_move", defines, blocks, threads, (arrays, np.int64(loads), out)))
+    return lambda: prepared(arrays, out)  # which also keeps both

@@ -23,9 +23,10 @@ from vpa.transform import Transform
 
 SEPARATE, FUSED = "product, scan", "fused product"
 
-#: What a logit may differ by, as a part of the keys' range, where fp32 sums in two orders are rounded: one step of a
-#: 16-bit dtype; of fp32, whose sums are not rounded, 2^10 steps.
-_STEPS = {"bfloat16": 1 << 16, "float16": 1 << 13, "float32": 1 << 10}
+#: How far below the largest, in steps of the keys, a token's logit may be where fp32 sums in two orders are rounded:
+#: two steps of a 16-bit dtype, since one sum may round up and the other down. Sums of fp32 differ themselves: on inputs
+#: such as these, of variance 1, by less than 2^10 of its steps.
+_STEPS = {"bfloat16": 2 << 16, "float16": 2 << 13, "float32": 1 << 10}
 
 
 def run(settings: Settings, job: Job, source: HeadInput | None, progress: Progress) -> Iterator[Row]:
@@ -91,7 +92,7 @@ def kept_promise(
     job: Job, logits: dict[int, Any], tokens: np.ndarray, right: np.ndarray, alone: bool = False
 ) -> np.ndarray:
     """``tokens`` [B], with the right one where a fused product may have picked another: one whose logit, in the played
-    ranks' ``logits``, is within a rounding step of the largest. alone: of this rank's shard, without the others'."""
+    ranks' ``logits``, is within two rounding steps of the largest. alone: of this rank's shard, without the others'."""
     step = _STEPS[next(iter(logits.values())).dtype.name]
     values = np.stack([_keys_at(job, logits, ids) for ids in (tokens, right)])
     if not alone and not job.emulated:

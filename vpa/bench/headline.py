@@ -30,7 +30,7 @@ def run(settings: Settings, job: Job, source: HeadInput | None, progress: Progre
         reason = unable(arms.existing(job.library.__name__), job)
         if reason:
             yield row_of(settings, job, rows, dtype, name, "existing", None, skipped=reason)
-        for gather, mode, cache in _points(job):
+        for gather, mode, cache in points(job):
             progress(f"timing {rows} rows, gather {gather}, {mode}, {cache}")
             steps = _steps(settings, job, parts, expected[:rows], gather, ring_of(parts[job.timed], cache))
             calls = settings.calls if cache == "hot" else len(steps["fused"].calls)
@@ -63,7 +63,7 @@ def _steps(
     return steps
 
 
-def _points(job: Job) -> Iterator[tuple[str, str, str]]:
+def points(job: Job) -> Iterator[tuple[str, str, str]]:
     """(gather, mode, cache) of what is timed at a batch size."""
     for gather in ("excluded", "included"):
         if gather == "included" and job.comm.size == 1:

@@ -13,6 +13,7 @@ from vpa import drafters
 from vpa.arrays import LAYOUTS, check_layout
 from vpa.backends import BACKENDS
 from vpa.bench.families import FAMILIES
+from vpa.norm import MAX_HIDDEN
 from vpa.order import LOGITS_DTYPES, MAX_VOCAB_SIZE
 from vpa.shapes import SHAPES, shape_of
 
@@ -26,7 +27,7 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", **{name
 
 
 #: Kinds of experiment: modules of ``vpa.bench`` with a function ``run``.
-KINDS = ("headline", "numpy_backend", "compare", "draft", "head", "break_even")
+KINDS = ("headline", "numpy_backend", "compare", "draft", "head", "norm", "verify", "break_even")
 
 #: Kinds that one process runs, which emulates the ranks.
 ONE_PROCESS = ("compare",)
@@ -40,23 +41,28 @@ MAX_LOGITS = 2**30
 
 #: Settings that only some kinds have: those kinds, the option of the command line, and what others have instead.
 _OF_KINDS: dict[str, tuple[tuple[str, ...], str, Any]] = {
-    "families": (("headline", "numpy_backend", "compare"), "", ()),
+    "families": (("headline", "numpy_backend", "compare", "verify"), "", ()),
     "drafters": (("draft",), " (--family)", ()),
-    "draft_tokens": (("draft",), " (--draft-tokens)", None),
+    "draft_tokens": (("draft", "verify"), " (--draft-tokens)", None),
+    "hidden_sizes": (("norm",), " (--hidden-sizes)", ()),
     "shapes": (("break_even",), " (--shape)", ()),
     "source": (("break_even",), " (--from)", "head"),
 }
+
+#: Drafts of a request that is verified, where no number is asked for.
+DRAFT_TOKENS = 3
 
 
 @dataclass(frozen=True)
 class Settings:
     """Everything that decides what an experiment does.
 
-    rows: batch sizes. vocab: vocabulary size. dtypes: of the logits; the first one has the most times. tp: ranks
-    that one process emulates, if it runs alone. calls: calls of a timed sample. rounds: samples. families: see
-    ``vpa.bench.families``. drafters, draft_tokens, hidden_size, intermediate_size: see ``vpa.bench.draft``. shapes:
-    see ``vpa.shapes``; source: ``head`` multiplies, ``logits`` starts behind the product; see ``vpa.bench.break_even``.
-    The rest: see ``python -m vpa.run --help``.
+    rows: batch sizes; of verify, requests. vocab: vocabulary size. dtypes: of the logits; the first one has the most
+    times. tp: ranks that one process emulates, if it runs alone. calls: calls of a timed sample. rounds: samples.
+    families: see ``vpa.bench.families``. drafters, draft_tokens, hidden_size, intermediate_size: see
+    ``vpa.bench.draft``; draft_tokens of verify: of a request. hidden_sizes: see ``vpa.bench.norm``. shapes: see
+    ``vpa.shapes``; source: ``head`` multiplies, ``logits`` starts behind the product; see ``vpa.bench.break_even``. The
+    rest: see ``python -m vpa.run --help``.
     """
 
     experiment: str
@@ -67,6 +73,7 @@ class Settings:
     dtypes: tuple[str, ...]
     families: tuple[str, ...]
     drafters: tuple[str, ...]
+    hidden_sizes: tuple[int, ...]
     shapes: tuple[str, ...]
     tp: int
     calls: int
@@ -147,8 +154,12 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
         check_layout(settings.layout, settings.vocab)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    if settings.kind == "verify" and (settings.layout != "packed" or settings.hidden is not None):
+        raise UsageError("verify has packed candidates, and hidden states of its own: leave --layout and --hidden out")
     # A rank pads by less than 64 columns, and its candidates take less memory than so many logits.
     rows, columns = max(settings.rows), settings.vocab + 64 * settings.tp
+    if settings.kind == "verify":  # there they are requests
+        rows *= (settings.draft_tokens or DRAFT_TOKENS) + 1
     if rows * columns > MAX_LOGITS:
         raise UsageError(
             f"{rows} rows of vocabulary {settings.vocab}, padded for {settings.tp} ranks, are up to {rows * columns} "
@@ -169,9 +180,26 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
                 f"a head of shape {shape.name} has {shape.hidden_size * shape.vocab_size} numbers; at most "
                 f"{MAX_LOGITS} are accepted: give a smaller shape, or --from logits"
             )
+    _check_norm(settings)
     if settings.hidden is not None and settings.lm_head is None:
         raise UsageError("--hidden goes with --lm-head: hidden states are multiplied by a head")
     return dataclasses.replace(settings, dtypes=tuple(DTYPE_NAMES[dtype] for dtype in settings.dtypes))
+
+
+def _check_norm(settings: Settings) -> None:
+    """Refuse a norm whose partial sums of all ranks, residual and results, or whose head, would not fit."""
+    for hidden in settings.hidden_sizes:
+        numbers = max(settings.rows) * hidden * (settings.tp + 3)
+        if numbers > MAX_LOGITS:
+            raise UsageError(
+                f"{max(settings.rows)} rows of hidden size {hidden} on {settings.tp} ranks are {numbers} numbers; at "
+                f"most {MAX_LOGITS} are accepted: give fewer rows"
+            )
+        if settings.lm_head is None and settings.vocab * hidden > MAX_LOGITS:
+            raise UsageError(
+                f"a head of {settings.vocab} ids and hidden size {hidden} has {settings.vocab * hidden} numbers; at "
+                f"most {MAX_LOGITS} are accepted: give fewer ids"
+            )
 
 
 def _check_of_kinds(name: str, merged: dict[str, Any]) -> None:
@@ -238,6 +266,7 @@ _LISTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dtypes": (lambda entry: entry in DTYPE_NAMES, ", ".join(DTYPE_NAMES)),
     "families": (lambda entry: entry in FAMILIES, ", ".join(FAMILIES)),
     "drafters": (lambda entry: entry in drafters.FAMILIES, ", ".join(drafters.FAMILIES)),
+    "hidden_sizes": (lambda entry: _is_integer(entry) and 1 <= entry <= MAX_HIDDEN, f"integers from 1 to {MAX_HIDDEN}"),
     "shapes": (_is_shape, f"{', '.join(SHAPES)}, or HIDDENxVOCAB as 4096x128256"),
 }
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from vpa.captured import capture
+
 
 class Captured:
     """Some calls as one CUDA graph. ``launch()`` replays it on the stream it was captured on.
@@ -40,12 +42,12 @@ class Captured:
     def _capture_cupy(self, calls: Sequence[Callable[[], Any]]) -> None:
         calls[0]()  # compiles, sets a communicator up, and fills the pool
         self.stream.synchronize()
-        self.stream.begin_capture()
-        try:
+
+        def enqueue() -> None:
             for call in calls:
                 self.last = call()
-        finally:
-            self._graph = self.stream.end_capture()
+
+        self._graph = capture(self.stream, enqueue)
         self._replay = lambda: self._graph.launch(self.stream)
         self.kernels = _kernel_nodes(self._graph.graph, self.calls)
 

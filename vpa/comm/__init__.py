@@ -2,6 +2,7 @@
 
 ``rank``, ``size``, ``device``; ``transport`` and ``reason``, which one it is and why; ``carries``, whose arrays it
 gathers; ``capturable``, whether its collectives may be captured into a CUDA graph; ``all_gather(send, recv)``;
+``all_reduce(send, recv)`` and ``reduce_scatter(send, recv)``, sums over ranks, which the norm alone asks for;
 ``exchange(value)``, every rank's small Python value, over the host; ``barrier()``; ``close()``. All are context
 managers. A communicator of your own needs ``rank``, ``size``, ``all_gather`` and ``close``; without ``exchange``
 nothing checks that ranks call alike. Ours also have ``exchange_as(name, value)``: ranks that part are told so.
@@ -14,6 +15,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from vpa.arrays import namespace
 from vpa.comm.mpi import CommTimeout
 from vpa.comm.solo import Solo
 
@@ -87,6 +89,20 @@ def check_communicator(comm: Any) -> None:
             f"comm is a {type(comm).__name__} without {', '.join(missing)}; "
             f"vpa.comm.solo() or vpa.comm.from_mpi() is accepted"
         )
+
+
+def check_carries(comm: Any, array: Any, name: str) -> None:
+    """Raise unless the communicator carries arrays of this library, and from the GPU that the array is on."""
+    library = namespace(array).__name__
+    if library not in getattr(comm, "carries", (library,)):
+        raise TypeError(
+            f"transport {comm.transport!r} carries {' and '.join(comm.carries)} arrays; got a {library} array: "
+            f"use vpa.comm.from_mpi('mpi')"
+        )
+    device = getattr(comm, "device", None)
+    if library == "cupy" and device is not None and array.device.id != device:
+        verb = "are" if name.endswith("s") else "is"
+        raise ValueError(f"{name} {verb} on GPU {array.device.id}; this rank's communicator is on GPU {device}")
 
 
 def agree(comm: Any, facts: Mapping[str, Any], error: Exception | None = None, own: Any = None) -> list[Any] | None:

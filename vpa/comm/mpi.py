@@ -1,4 +1,7 @@
-"""The communicator over host memory: MPI all-gathers, each under a time limit; GPU arrays pass through the host."""
+"""The communicator over host memory: MPI all-gathers, each under a time limit; GPU arrays pass through the host.
+
+Sums over ranks are all-gathers too, added up by every rank: MPI knows no bf16, and promises no order of additions.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,8 @@ import numpy as np
 
 from vpa.arrays import is_host
 from vpa.comm.gather import check_gather
+from vpa.comm.reduce import check_all_reduce, check_reduce_scatter
+from vpa.rmsnorm import sum_over_ranks
 
 #: Every call begins with an all-gather of this many bytes: what the call is, how long its data, and the first of them.
 _SLOT = 1024
@@ -60,16 +65,21 @@ class Mpi:
         complete on return. Raises ``CommTimeout`` if the other ranks do not come.
         """
         check_gather(send, recv, self.size)
-        if is_host(send):
-            self._gather(send, recv)
-            return
-        with send.device:
-            _synchronize()
-            host_send, host_recv = self._staged("send", send), self._staged("recv", recv)
-            send.get(out=host_send)
-            self._gather(host_send, host_recv)
-            recv.set(host_recv)
-            _synchronize()  # the staging memory is used again by the next call
+        self._on_host(self._gather, send, recv)
+
+    def all_reduce(self, send: Any, recv: Any) -> None:
+        """The sum of every rank's ``send`` in ``recv``: C-contiguous, of one shape; bf16, fp16 or fp32.
+
+        In fp32, in the order of ranks, rounded once: the same bits on every rank. CuPy arrays and errors as for
+        ``all_gather``.
+        """
+        check_all_reduce(send, recv, self.size)
+        self._on_host(self._all_reduce, send, recv)
+
+    def reduce_scatter(self, send: Any, recv: Any) -> None:
+        """This rank's part of that sum in ``recv``, a ``size``-th of the elements: part r, counted on, is rank r's."""
+        check_reduce_scatter(send, recv, self.size)
+        self._on_host(self._reduce_scatter, send, recv)
 
     def exchange(self, value: Any) -> list[Any]:
         """The values of all ranks, in rank order; any value that pickle takes: another is an error on every rank."""
@@ -117,11 +127,35 @@ class Mpi:
         if self._closed:
             raise RuntimeError(f"this communicator is {self._closed}; make another with vpa.comm.from_mpi()")
 
+    def _on_host(self, collective: Callable[[np.ndarray, np.ndarray], None], send: Any, recv: Any) -> None:
+        """Run a collective of host arrays, on copies in staging memory where they are a GPU's."""
+        if is_host(send):
+            collective(send, recv)
+            return
+        with send.device:
+            _synchronize()
+            host_send, host_recv = self._staged("send", send), self._staged("recv", recv)
+            send.get(out=host_send)
+            collective(host_send, host_recv)
+            recv.set(host_recv)
+            _synchronize()  # the staging memory is used again by the next call
+
     def _gather(self, send: np.ndarray, recv: np.ndarray) -> None:
-        parts = self._call("all_gather", send.reshape(-1).view(np.uint8).data)
         lines = recv.reshape(self.size, -1).view(np.uint8)
-        for line, part in zip(lines, parts, strict=True):
-            line[...] = np.frombuffer(part, np.uint8)
+        for line, part in zip(lines, self._parts("all_gather", send), strict=True):
+            line[...] = part.view(np.uint8)
+
+    def _all_reduce(self, send: np.ndarray, recv: np.ndarray) -> None:
+        recv.reshape(-1)[...] = sum_over_ranks(self._parts("all_reduce", send))
+
+    def _reduce_scatter(self, send: np.ndarray, recv: np.ndarray) -> None:
+        own = slice(self.rank * recv.size, (self.rank + 1) * recv.size)
+        recv.reshape(-1)[...] = sum_over_ranks([part[own] for part in self._parts("reduce_scatter", send)])
+
+    def _parts(self, name: str, send: np.ndarray) -> list[np.ndarray]:
+        """Every rank's elements in rank order, one-dimensional, in a collective of this name."""
+        parts = self._call(name, send.reshape(-1).view(np.uint8).data)
+        return [np.frombuffer(part, np.uint8).view(send.dtype) for part in parts]
 
     def _call(self, name: str, data: bytes | memoryview, alike: bool = True) -> list[bytes | memoryview]:
         """All ranks' ``data``, in rank order. Ranks must call with one ``name`` and, if ``alike``, one length.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import cupy
@@ -13,9 +14,17 @@ from cupy.cuda import nccl
 from vpa.arrays import is_capturing
 from vpa.comm.gather import check_gather
 from vpa.comm.mpi import Mpi, time_limit
+from vpa.comm.reduce import check_all_reduce, check_reduce_scatter
 from vpa.comm.watch import Watch
+from vpa.order import LOGITS_DTYPES
 
 _NOT_READY = 600  # cudaErrorNotReady; hipErrorNotReady
+
+#: NCCL's numbers of the dtypes that are summed; a NCCL before 2.10 has none for bf16.
+_SUMMED = {
+    LOGITS_DTYPES[name]: getattr(nccl, code, None)
+    for name, code in (("bfloat16", "NCCL_BFLOAT16"), ("float16", "NCCL_FLOAT16"), ("float32", "NCCL_FLOAT32"))
+}
 
 
 class Nccl:
@@ -41,14 +50,34 @@ class Nccl:
 
     def all_gather(self, send: Any, recv: Any) -> None:
         """Gather every rank's ``send``, in rank order, into ``recv``: C-contiguous, ``size`` times as many elements."""
+        self._enqueue(check_gather, "allGather", send, recv, lambda: (send.nbytes, nccl.NCCL_UINT8))
+
+    def all_reduce(self, send: Any, recv: Any) -> None:
+        """The sum of every rank's ``send`` in ``recv``: C-contiguous, of one shape; bf16, fp16 or fp32.
+
+        NCCL adds in an order of its own and may round every addition to the dtype; see ``vpa.norm.sum_bound``. It gives
+        every rank the same bits.
+        """
+        self._enqueue(check_all_reduce, "allReduce", send, recv, lambda: (send.size, _summed(send), nccl.NCCL_SUM))
+
+    def reduce_scatter(self, send: Any, recv: Any) -> None:
+        """This rank's part of that sum in ``recv``, a ``size``-th of the elements: part r, counted on, is rank r's."""
+        self._enqueue(
+            check_reduce_scatter, "reduceScatter", send, recv, lambda: (recv.size, _summed(send), nccl.NCCL_SUM)
+        )
+
+    def _enqueue(
+        self, check: Callable[[Any, Any, int], None], name: str, send: Any, recv: Any, what: Callable[[], tuple]
+    ) -> None:
+        """Enqueue NCCL's collective of this name on CuPy's current stream, under the time limit."""
         if not isinstance(send, cupy.ndarray):
-            raise TypeError(f"transport 'nccl' gathers CuPy arrays, got {type(send).__name__}")
+            raise TypeError(f"transport 'nccl' takes CuPy arrays, got {type(send).__name__}")
         self._check_open()
-        check_gather(send, recv, self.size)
+        check(send, recv, self.size)
         if send.size == 0:
             return
         stream = cupy.cuda.get_current_stream()
-        self._nccl.allGather(send.data.ptr, recv.data.ptr, send.nbytes, nccl.NCCL_UINT8, stream.ptr)
+        getattr(self._nccl, name)(send.data.ptr, recv.data.ptr, *what(), stream.ptr)
         if not is_capturing():
             self.watch(stream)
 
@@ -123,6 +152,14 @@ class Nccl:
             return  # closed or dropped meanwhile
         threading.Thread(target=communicator.abort, daemon=True).start()  # may itself wait for a stuck kernel
         self._host.abort(message)
+
+
+def _summed(array: Any) -> int:
+    """NCCL's number of an array's dtype."""
+    code = _SUMMED[array.dtype]
+    if code is None:
+        raise TypeError(f"this CuPy knows no {array.dtype} of NCCL; sum over vpa.comm.from_mpi('mpi'), or gather")
+    return code
 
 
 def _pending(event: Any) -> bool:
