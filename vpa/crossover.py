@@ -64,7 +64,7 @@ class Crossover:
         elif self.rows == 0:
             text = f"crossover: none needed, the local argmax pays at every size from {self.smallest} rows on"
         else:
-            text = f"crossover: the local argmax pays from {self.rows:.3g} rows on"
+            text = f"crossover: the local argmax pays from {size(self.rows)} rows on"
         text += f"; {CONFIDENCE:.0%} of resamples: {self.ends(self.low)} to {self.ends(self.high)}"
         if 0 < self.none < 1 or (self.none == 1 and self.rows != np.inf):
             text += f", {self.none:.0%} of them with none in range"
@@ -76,7 +76,7 @@ class Crossover:
         """A batch size as ``rows``, ``low`` and ``high`` hold it, in words."""
         if rows == 0:
             return f"below {self.smallest}"
-        return f"above {self.largest}" if rows == np.inf else f"{rows:.3g}"
+        return f"above {self.largest}" if rows == np.inf else size(rows)
 
 
 def point(rows: int, full: np.ndarray, local: np.ndarray, again: np.ndarray | None = None, seed: int = 0) -> Point:
@@ -123,6 +123,11 @@ def pays_from(sizes: list[int], saved: np.ndarray) -> float:
         return float("inf")
     before, after = float(saved[last]), float(saved[last + 1])
     return sizes[last] + (sizes[last + 1] - sizes[last]) * -before / (after - before)
+
+
+def size(rows: float) -> str:
+    """A batch size between measured ones, with three figures."""
+    return f"{rows:.3g}" if rows < 100 else f"{rows:.0f}"
 
 
 def median_interval(samples: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vpa.comparison import READ, Key, groups, medians
+from vpa.crossover import size
 from vpa.study import Study
 from vpa.tables import Row, grouped, timed
 
@@ -147,7 +148,7 @@ def _study(figure: Any, device: str, one: Study) -> bool:
     if found.smallest <= found.rows <= found.largest:
         right.axvline(found.rows, color=_COLOURS["local argmax"], linewidth=1.2)
         right.annotate(
-            f"crossover {found.rows:.3g}", (found.rows, 1), (4, -4), xycoords=("data", "axes fraction"),
+            f"crossover {size(found.rows)}", (found.rows, 1), (4, -4), xycoords=("data", "axes fraction"),
             textcoords="offset points", va="top", color=_COLOURS["local argmax"],
         )  # fmt: skip
     ends = [min(max(end, found.smallest), found.largest) for end in (found.low, found.high)]

@@ -160,7 +160,8 @@ class LogitsProcessor:
         of ``target_vocab_size`` ids. Target ids have to ascend: then ties fall alike in both vocabularies.
     layout, backend: as for ``vpa.get_top_tokens``.
     mode: which way ``get_top_tokens`` goes: ``local``, the local argmax; ``full``, by all logits; ``auto``, the faster
-        of the two by ``switch``, a table of ``vpa.calibrate``, for each call. All give the same tokens.
+        of the two by ``switch``, a table of ``vpa.calibrate``, for each call. All give the same tokens, but
+        for ``fused``, whose sums are its own.
     fused: ``get_top_tokens`` multiplies and scans in one kernel, which reads the head once and never writes logits; for
         GPU arrays, layout ``packed`` and backend ``raw``. It gives the tokens of the two steps, product and scan,
         wherever its fp32 sums, once rounded, are theirs: the order of a sum is the kernel's own, and where one rounds

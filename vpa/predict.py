@@ -123,6 +123,11 @@ def _rows(contents: Sequence[dict[str, Any]], mode: str | None) -> tuple[list[Ro
     devices = {record.device(content["environment"]) for content in contents}
     if len(devices) > 1:
         raise ValueError(f"the records are of {', '.join(sorted(devices))}; records of one device are accepted")
+    transports = {content["environment"]["transport"] or "none" for content in contents}
+    if len(transports) > 1:
+        raise ValueError(
+            f"the records are over {', '.join(sorted(transports))}; records over one transport are accepted"
+        )
     rows = [row for content in contents for row in timed(content["rows"])]
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     mode = mode or next((one for one in ("captured", "eager", "host") if one in modes), "")

@@ -42,7 +42,7 @@ export NCCL_NVLS_ENABLE=0
 if [ $dry = yes ]; then
     tps=${tps:-4}
 elif [ -z "$tps" ]; then
-    gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
+    gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
     for tp in 2 4 8; do [ "$tp" -le "$gpus" ] && tps="$tps $tp"; done
     [ -n "$tps" ] || { echo "multi_gpu.sh: $gpus GPUs; 2 are needed, or --dry-run" >&2; exit 2; }
 fi

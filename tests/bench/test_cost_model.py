@@ -136,7 +136,7 @@ def test_links_are_published_figures_with_sources():
         assert name == link.name and link.source and 10e3 < link.bytes_per_us < 1e6 and 0 < link.step_us < 10
 
 
-def written(path, noise: float = 0.02, mode: str = "captured", tp: int = 4, **gpu) -> str:
+def written(path, noise: float = 0.02, mode: str = "captured", tp: int = 4, transport: str = "nccl", **gpu) -> str:
     """A record of made-up times of an imagined GPU."""
     rng, rows = np.random.default_rng(1), []
     for size in SIZES:
@@ -146,7 +146,7 @@ def written(path, noise: float = 0.02, mode: str = "captured", tp: int = 4, **gp
             made = row(size, arm, 9.0, input="made-up", vocab=154880, columns=case(1, tp).columns, tp=tp)
             made |= {"gather": "included", "mode": mode, "samples_us": samples, "median_us": float(np.median(samples))}
             rows.append({**made, "hidden_size": 6144})
-    env = record.environment()
+    env = {**record.environment(), "transport": transport}
     env["ranks"] = [{**env["ranks"][0], "gpu": {"name": "imagined", "multiprocessors": 132, **gpu}}] * tp
     return record.write(str(path), "break-even", env, rows)
 
@@ -207,5 +207,7 @@ def test_records_that_do_not_go_together(tmp_path, capsys):
     paths = [written(tmp_path / "a.json"), written(tmp_path / "b.json", name="another")]
     assert predict.main(paths) == 2
     assert "records of one device are accepted" in capsys.readouterr().err
+    assert predict.main([paths[0], written(tmp_path / "c.json", transport="mpi")]) == 2
+    assert "the records are over mpi, nccl; records over one transport" in capsys.readouterr().err
     assert predict.main(["mpi_runs/results/headline_h200.json"]) == 2
     assert "no times of both arms with a gather between ranks" in capsys.readouterr().err

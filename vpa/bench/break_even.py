@@ -28,7 +28,7 @@ PRODUCT, GATHER_LOGITS, GATHER_CANDIDATES = "floor: product", "floor: gather of 
 FEWER_CALLS_FROM = 256
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class GivenLogits(ParallelLMHead):
     """A head whose product is given: for as many hidden states as there are, the first rows of ``logits`` [B, width].
 
