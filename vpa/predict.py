@@ -106,10 +106,12 @@ def _plan(options: Any, cases: list[tuple[str, Case]], links: list, measured: An
     for name, case in cases:
         used_links = [link if link and (not link.network or case.tp > options.node) else None for link in links]
         for link in dict.fromkeys(used_links):
-            used = [one.over(link, measured) if link else one for one in (model, *others)]
+            rails = options.rails or options.node if link and link.network else 1
+            used = [one.over(link, measured, rails) if link else one for one in (model, *others)]
             found = [one.crossover(case) for one in used]
             spread = f" ({_rows_words(min(found))} to {_rows_words(max(found))})" if others else ""
-            cells = [name, case.dtype, str(case.tp), link.name if link else "as measured"]
+            words = "as measured" if link is None else link.name + (f" x {rails}" if link.network else "")
+            cells = [name, case.dtype, str(case.tp), words]
             cells.append(_rows_words(found[0]) + spread)
             for size in sizes:
                 times = [used[0].us(arm, _at(case, size)) for arm in (FULL, LOCAL)]
@@ -187,10 +189,24 @@ def _parser() -> argparse.ArgumentParser:
     add("--shape", type=lambda text: text.split(","), metavar="NAME,...", help="see vpa.run (default: the records')")
     add("--dtype", type=_dtypes, metavar="NAME,...", help="bf16, fp16, fp32 (default: the records')")
     add("--link", type=_links, default=["measured"], metavar="NAME,...", help=f"measured, {', '.join(LINKS)}")
-    add("--node", type=int, default=NODE, metavar="N", help=f"ranks up to which {network} do not come in (default: 8)")
+    add(
+        "--node",
+        type=_positive,
+        default=NODE,
+        metavar="N",
+        help=f"ranks up to which {network} do not come in (default: 8)",
+    )
+    add("--rails", type=_positive, metavar="N", help="network adapters of a machine (default: --node, one a GPU)")
     add("--measured-over", choices=tuple(LINKS), help="the link of the records, whose share of the peak others reach")
     add("--rows", type=_positives, default=[1, 64, 1024], metavar="N,...", help="batch sizes to show times of")
     return parser
+
+
+def _positive(text: str) -> int:
+    numbers = _positives(text)
+    if len(numbers) != 1:
+        raise argparse.ArgumentTypeError(f"{text}: one number is accepted")
+    return numbers[0]
 
 
 def _positives(text: str) -> list[int]:

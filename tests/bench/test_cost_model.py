@@ -108,6 +108,8 @@ def test_another_link_reaches_the_same_share_of_its_peak():
     assert same.coefficients == pytest.approx(TRUE.coefficients)
     network = TRUE.over(LINKS["ib-ndr"], own).coefficients
     assert network[1] == pytest.approx(1 / (300 / 450 * 50e3)) and network[0] == pytest.approx(1.2 + 2.7 - 0.6)
+    for rails, bandwidth in ((8, 8 * 300 / 450 * 50e3), (16, 300e3)):  # within a machine no faster than measured
+        assert TRUE.over(LINKS["ib-ndr"], own, rails).coefficients[1] == pytest.approx(1 / bandwidth)
     assert TRUE.over(LINKS["ib-ndr"]).coefficients[:2] == pytest.approx((1.2 + 2.7, 1 / 50e3))
 
 
@@ -170,7 +172,7 @@ def test_the_command_says_how_it_errs_and_what_it_predicts(tmp_path, capsys):
     assert "| one batch size | full gather | 12 |" in printed and "| one tp | local argmax | 12 |" in printed
     assert printed.count("| made-up | bfloat16 | 154880 |") == 2
     lines = [line.split(" | ")[:4] for line in printed.splitlines() if line.startswith(("| deepseek", "| 100x"))]
-    by_tp = {4: ["as measured", "nvlink5"], 16: ["as measured", "ib-ndr", "nvlink5"]}
+    by_tp = {4: ["as measured", "nvlink5"], 16: ["as measured", "ib-ndr x 8", "nvlink5"]}
     assert [(line[2], line[3]) for line in lines] == [(str(tp), link) for tp in by_tp for link in by_tp[tp]] * 4
 
 
@@ -196,7 +198,10 @@ def test_what_cannot_be_predicted(arguments, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--link", "token-ring"], ["--tp", "0"], ["--dtype", "fp64"], ["--tp", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--link", "token-ring"], ["--tp", "0"], ["--dtype", "fp64"], ["--tp", "x"], ["--node", "0"], ["--rails", "1,2"]],
+)
 def test_bad_usage(arguments, tmp_path):
     with pytest.raises(SystemExit) as ended:
         predict.main([written(tmp_path / "a.json"), *arguments])

@@ -5,7 +5,8 @@ of a row's candidates from one rank:
 
 - product, in both arms: bytes read and written, ``w*H*s + B*(H + w)*s``, and multiplications, ``B*w*H``;
 - all-gather of n bytes a rank, by the formula of a ring: ``base + (p-1)*step + (p-1)*n / bandwidth``. n is ``B*w*s`` of
-  logits, ``B*c`` of candidates. Both arms have one, so that base and steps cancel out of their difference;
+  logits, ``B*c`` of candidates. Both arms have one, so that base and steps cancel out of their difference: an
+  all-gather that sends to all at once, or doubles, has 1 or log2(p) steps for as many bytes, and the same crossover;
 - full gather besides: ``p + 1`` launches (one copy for each rank, argmax), and the bytes that these read and write,
   ``3*B*s*V``;
 - local argmax besides: one constant (scan and pick), and the bytes that these read, ``B*w*s + p*B*c``.
@@ -117,8 +118,11 @@ class Model:
         """Microseconds of an arm or floor."""
         return float(case.features(arm) @ np.array(self.coefficients))
 
-    def over(self, link: Link, measured: Link | None = None) -> Model:
+    def over(self, link: Link, measured: Link | None = None, rails: int = 1) -> Model:
         """The same with gathers over another link.
+
+        rails: links of a machine that carry a ring each, in most one for each GPU: what crosses between machines is
+        shared out among them. Over a network a ring passes through machines too, and is no faster than measured.
 
         measured: the link of the times that were fitted; the share of its peak that was reached is then taken to be
         reached of the other's too, and a step to take longer by the difference of their latencies. Without it the
@@ -128,7 +132,8 @@ class Model:
         share = 1.0
         if measured is not None and self.coefficients[_BANDWIDTH] > 0:
             share = min(1 / (self.coefficients[_BANDWIDTH] * measured.bytes_per_us), 1.0)
-        changed[_BANDWIDTH] = 1 / (share * link.bytes_per_us)
+        within = self.coefficients[_BANDWIDTH] if link.network else 0.0
+        changed[_BANDWIDTH] = max(1 / (share * link.bytes_per_us * rails), within)
         changed[_STEP] = max(changed[_STEP] + link.step_us - (0.0 if measured is None else measured.step_us), 0.0)
         return Model(tuple(changed))
 

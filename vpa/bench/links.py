@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Link:
-    """bytes_per_us: peak of one GPU in one direction (1 GB/s is 1000 bytes per microsecond). step_us: latency of a step
-    of a ring of small messages. network: between machines, rather than within one. source: where the peak is stated."""
+    """bytes_per_us: peak of one GPU, over a network of its adapter, in one direction (1 GB/s is 1000 bytes per
+    microsecond). step_us: latency of a step of a ring of small messages. network: between machines, rather than within
+    one. source: where the peak is stated."""
 
     name: str
     words: str
