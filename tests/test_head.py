@@ -98,25 +98,24 @@ def test_products_of_any_layout(dtype):
     rng = np.random.default_rng(0)
 
     def views(rows: int, columns: int):
-        words = f"u{np.dtype(DTYPES[dtype]).itemsize}"
-        host = rng.integers(-3, 4, (2 * rows + 2, 2 * columns + 2)).astype(DTYPES[dtype])
-        placed = cupy.asarray(host.view(words))
-
-        def both(view):
-            return view(host.view(words)).view(host.dtype), view(placed).view(host.dtype)
-
-        def turned(array):
-            return (array[:columns, :rows].copy() if rows > 1 else array[:columns, :1].copy()).T
-
-        yield both(lambda a: a[:rows, :columns].copy())
-        yield both(lambda a: a[:rows, :columns])
-        yield both(lambda a: a[1 : 2 * rows + 1 : 2, :columns])
-        for plain in (lambda a: a[:rows, 1 : 2 * columns + 1 : 2], lambda a: a[:rows, :columns][::-1], turned):
-            host_view, gpu_view = plain(host.view(words)), plain(placed)
-            yield np.ascontiguousarray(host_view).view(host.dtype), _as(gpu_view, host.dtype)
-        if rows == 1:
-            yield both(lambda a: a[0, :columns][None])
-            yield both(lambda a: a[:5, :columns][::-1][:1])
+        """(NumPy's, CuPy's) matrices of one shape and content, that lie in memory in many ways."""
+        host = rng.integers(-3, 4, (2 * rows + 8, 2 * columns + 8)).astype(DTYPES[dtype])
+        turned = rng.integers(-3, 4, (columns, rows)).astype(DTYPES[dtype])
+        ways = [
+            (host, lambda a: a[:rows, :columns]),
+            (host, lambda a: a[1 : 2 * rows + 1 : 2, :columns]),
+            (host, lambda a: a[:rows, 1 : 2 * columns + 1 : 2]),
+            (host, lambda a: a[rows - 1 :: -1, :columns]),
+            (host, lambda a: a[5:6, :columns] if rows == 1 else a[:rows, columns - 1 :: -1]),
+            (host, lambda a: a[0, :columns][None] if rows == 1 else a[:rows, :columns]),
+            (host, lambda a: a[:5, :columns][::-1][:1] if rows == 1 else a[:rows, :columns]),
+            (turned, lambda a: a.T),
+        ]
+        for whole, way in ways:
+            words = f"u{whole.itemsize}"
+            on_gpu = way(cupy.asarray(whole.view(words)))
+            placed = cupy.ndarray(on_gpu.shape, whole.dtype, on_gpu.data, on_gpu.strides)
+            yield np.ascontiguousarray(way(whole.view(words))).view(whole.dtype), placed
 
     for rows, columns, outputs in ((1, 8, 5), (3, 40, 1), (5, 1, 7), (1, 1, 1), (16, 24, 33)):
         for host_x, x in views(rows, columns):
@@ -128,13 +127,6 @@ def test_products_of_any_layout(dtype):
         x, weight = (cupy.zeros((n, columns), DTYPES[dtype]) for n in (rows, outputs))
         assert cublas.product(x, weight, x.dtype).shape == (rows, outputs)
         assert not to_host(cublas.product(x, weight, x.dtype)).astype(np.float32).any()
-
-
-def _as(words, dtype):
-    """A GPU array of words as numbers, whatever its strides."""
-    import cupy
-
-    return cupy.ndarray(words.shape, dtype, words.data, words.strides)
 
 
 @pytest.mark.gpu

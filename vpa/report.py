@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from vpa.order import LOGITS_DTYPES
 from vpa.tables import REFERENCES, Row, Table, grouped, heading, markdown, reference, text, timed, us
 
 #: Arms whose ratios to those that they are compared with stand beside their times.
-OURS = ("fused", "sharded (candidate)", "sharded (blocks)")
+OURS = ("fused", "sharded (candidate)", "sharded (blocks)", "local argmax", "fused product")
 
 
 def check_table(rows: Iterable[Row]) -> Table:
@@ -95,7 +96,7 @@ def pivot_tables(rows: Sequence[Row]) -> dict[str, Table]:
     for group in grouped(timed(rows), "input", "dtype", "gather", "mode", "cache"):
         arms = list(dict.fromkeys(row["arm"] for row in group))
         ours = [arm for arm in arms if arm in OURS]
-        pairs = [(our, arm) for our in ours for arm in arms if arm.startswith(REFERENCES)]
+        pairs = [(our, arm) for our in ours for arm in arms if arm in REFERENCES]
         table = [["rows", *(f"{arm}, us" for arm in arms), *(f"{our} / {arm}" for our, arm in pairs), "wrong"]]
         for line in grouped(group, "rows"):
             medians = {row["arm"]: row["median_us"] for row in line}
@@ -143,7 +144,7 @@ def describe(content: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables of records as Markdown; exit code 2 for a file that is no record or lacks what is asked for."""
     options = _parser().parse_args(arguments)
-    arms = None if options.arms is None else options.arms.split(",")
+    arms = None if options.arms is None else re.split(r",(?! )", options.arms)
     if options.compare:
         return _compare(options.records, {key: getattr(options, key) for key in _FILTERS if getattr(options, key)})
     for path in options.records:
@@ -182,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m vpa.report", description=__doc__)
     add = parser.add_argument
     add("records", nargs="+", metavar="RECORD.json")
-    add("--arms", metavar="ARM,...", help="only these arms (default: all)")
+    add("--arms", metavar="ARM,...", help="only these arms, no space between (default: all)")
     add("--mode", choices=("captured", "eager", "host"), help="only times of this mode (default: all)")
     add("--cache", choices=("hot", "cold"), help="only times with this cache (default: both)")
     add("--dtype", choices=tuple(LOGITS_DTYPES), help="only times of logits of this dtype (default: all)")
