@@ -48,6 +48,12 @@ def test_the_same_arm_again_says_what_noise_is():
     assert found[0].noise == found[1].noise > 0.1 and found[2].noise == 0
 
 
+def test_a_variant_s_control_is_found_too():
+    before = [noisy(1, "sharded (candidate)", 10.0, 0), noisy(1, "sharded (candidate, again)", 11.5, 0)]
+    found, *_ = moved.changes(before, [noisy(1, "sharded (candidate)", 11.0, 1)])
+    assert found[0].noise > 0.1 and not found[0].moved
+
+
 @pytest.mark.parametrize("key", ["rows", "mode", "cache", "gather", "backend", "tp", "part", "arm"])
 def test_rows_of_different_things_are_not_compared(key):
     before = noisy(1, "fused", 10.0, 0)

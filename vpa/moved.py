@@ -14,9 +14,6 @@ from vpa.tables import Row, Table, timed, us
 SAME = ("rows", "dtype", "input", "vocab", "tp", "columns", "layout", "backend", "gather", "mode", "cache", "arm",
         "part", "strides")  # fmt: skip
 
-#: Within a point, an arm and the same arm again.
-_AGAIN = " (again)"
-
 SLOWER, FASTER = "slower", "faster"
 
 
@@ -88,8 +85,11 @@ def _noises(rows: dict[tuple, Row]) -> dict[tuple, float]:
     found: dict[tuple, float] = {}
     place = SAME.index("arm")
     for key, row in rows.items():
-        again = (*key[:place], key[place] + _AGAIN, *key[place + 1 :])
-        if again in rows:
+        arm = key[place]
+        for name in (f"{arm} (again)", arm.removesuffix(")") + ", again)"):  # of a variant: "sharded (blocks, again)"
+            again = (*key[:place], name, *key[place + 1 :])
+            if again not in rows:
+                continue
             noise = abs(rows[again]["median_us"] / row["median_us"] - 1)
             found[_point(key)] = max(noise, found.get(_point(key), 0.0))
     return found

@@ -62,6 +62,8 @@ options() {
         break-even) echo "--rows 1,4" ;;
         headline | compare) echo "--rows 1 --vocab 3001 --dtype bf16" ;;
         draft) echo "--rows 1 --vocab 500 --draft-tokens 2" ;;
+        verify) echo "--rows 1 --vocab 500 --dtype bf16" ;;
+        norm) echo "--rows 1 --vocab 500 --hidden-sizes 64" ;;
         head) echo "--rows 1 --vocab 500" ;;
         *) echo "--check-only" ;;
     esac
