@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["vpa.kernels"],
     ["vpa.order"],
-    ["vpa.vocab", "vpa.plan"],
+    ["vpa.vocab", "vpa.plan", "vpa.shapes", "vpa.crossover"],
     ["vpa.acceptance"],
     ["vpa.rmsnorm"],
     ["vpa.arrays"],
@@ -32,7 +32,10 @@ LAYERS = [
     ["vpa.weights", "vpa.linear"],
     ["vpa.norm_steps", "vpa.norm_plan"],
     ["vpa.norm"],
+    ["vpa.full_gather", "vpa.switch"],
     ["vpa.logits"],
+    ["vpa.bench.timing"],
+    ["vpa.calibrate"],
     ["vpa.mtp"],
     ["vpa.drafters"],
     ["vpa.draft"],
@@ -41,9 +44,10 @@ LAYERS = [
     ["vpa.mpi_runs"],
     ["vpa.record"],
     ["vpa.tables"],
-    ["vpa.comparison"],
+    ["vpa.comparison", "vpa.study", "vpa.moved"],
     ["vpa.figures"],
     ["vpa.report"],
+    ["vpa.predict"],
     ["vpa.run"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -128,7 +128,7 @@ def test_a_wrong_token_is_exit_code_1(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nonsense"], "no experiment 'nonsense'; there are compare, draft, head, headline"),
+        (["nonsense"], "no experiment 'nonsense'; there are break-even, compare, draft, head, headline"),
         (["/no/such.toml"], "experiment file /no/such.toml: "),
         (["--rows", "1,two"], "--rows is '1,two'; integers with commas"),
         (["--rows", "-1"], "rows has -1; integers from 0 to 1073741824"),
@@ -181,7 +181,10 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
         ("[cpu]\nexperiment = 'mine'", "no setting 'experiment'; there are kind,"),
         ("seed = 0x" + "f" * 5000, "experiment file"),
         ("rounds = 1000000000", "rounds is 1000000000; an integer from 1 to 10000"),
-        ("kind = 'timing'", "kind is 'timing'; headline, numpy_backend, compare, draft, head, norm, verify are"),
+        (
+            "kind = 'timing'",
+            "kind is 'timing'; headline, numpy_backend, compare, draft, head, norm, verify, break_even are",
+        ),
         ("backend = 'cuda'", "backend is 'cuda'; numpy, raw"),
         ("rows = 5", "rows is 5; a list of integers from 0 to 1073741824"),
         ("rows = []", "rows is []; a list of"),

@@ -2,6 +2,7 @@
 
 from vpa import comm
 from vpa.acceptance import conditional_acceptance
+from vpa.calibrate import calibrate
 from vpa.captured import CapturedTokens
 from vpa.draft import capture_drafts, draft_tokens
 from vpa.drafters import validate_local_argmax_reduction
@@ -11,6 +12,7 @@ from vpa.logits import LogitsProcessor, ParallelLMHead
 from vpa.norm import allreduce_rmsnorm, emulate_allreduce_rmsnorm
 from vpa.pick import pick_from_candidates
 from vpa.scan import local_argmax_candidates
+from vpa.switch import SwitchTable
 from vpa.top_tokens import TopTokens, get_top_tokens
 from vpa.transform import Transform
 from vpa.verifier import CapturedGreedyVerify, GreedyVerify
@@ -27,11 +29,13 @@ __all__ = [
     "LogitsProcessor",
     "ParallelLMHead",
     "Reason",
+    "SwitchTable",
     "TopTokens",
     "Transform",
     "VerifyBatch",
     "VocabShard",
     "allreduce_rmsnorm",
+    "calibrate",
     "capture_drafts",
     "comm",
     "conditional_acceptance",

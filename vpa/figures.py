@@ -1,14 +1,16 @@
-"""Figures of a comparison: time against batch size with the read limit, and Numba's time against raw's."""
+"""Figures of records: times against batch size, Numba against raw, and where the local argmax pays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vpa.comparison import READ, Key, groups, medians
+from vpa.crossover import size
+from vpa.study import Study
 from vpa.tables import Row, grouped, timed
 
 #: Okabe and Ito's colours, which people with any kind of colour vision tell apart. A variant, "raw (...)", has the
@@ -26,6 +28,8 @@ _COLOURS = {
     "bfloat16": "#0072B2",
     "float16": "#D55E00",
     "float32": "#009E73",
+    "local argmax": "#0072B2",
+    "full gather": "#D55E00",
 }
 _OTHER = "#000000"
 _DASHES = ((0, ()), (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
@@ -57,6 +61,28 @@ def write(folder: Path, stem: str, device: str, rows: Sequence[Row]) -> Iterator
     rows: of a comparison; the first group of them is drawn, as in the summary. Raises ``ImportError`` without
     matplotlib, and ``OSError`` where the folder or a file cannot be made.
     """
+    yield from _written(
+        folder,
+        {f"{stem}_times": lambda it: _times(it, device, rows), f"{stem}_numba": lambda it: _numba(it, device, rows)},
+    )
+
+
+def write_studies(folder: Path, stem: str, device: str, found: Sequence[Study]) -> Iterator[Path]:
+    """Write ``<stem>_<input>_tp<tp>_<mode>`` of each study of a break-even record as PNG and SVG; yield their paths.
+
+    Raises as ``write`` does.
+    """
+    several = len({one.row["dtype"] for one in found}) > 1
+    figures = {}
+    for one in found:
+        row = one.row
+        words = [stem, row["input"], f"tp{row['tp']}", *([row["dtype"]] if several else []), row["mode"]]
+        figures["_".join(words).replace(" ", "_")] = lambda figure, one=one: _study(figure, device, one)
+    yield from _written(folder, figures)
+
+
+def _written(folder: Path, figures: Mapping[str, Callable[[Any], bool]]) -> Iterator[Path]:
+    """Draw each figure and write it as PNG and SVG, unless its function says that there is nothing to draw."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -64,14 +90,71 @@ def write(folder: Path, stem: str, device: str, rows: Sequence[Row]) -> Iterator
         raise ImportError(f"figures need matplotlib, the extra 'plots': {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE}):
-        for name, draw in (("times", _times), ("numba", _numba)):
+        for name, draw in figures.items():
             figure = Figure(figsize=(12, 5), dpi=150)
-            if not draw(figure, device, rows):
+            if not draw(figure):
                 continue
             for kind, undated in (("png", {"Software": None}), ("svg", {"Date": None})):
-                path = folder / f"{stem}_{name}.{kind}"
+                path = folder / f"{name}.{kind}"
                 figure.savefig(path, metadata=undated)
                 yield path
+
+
+def _study(figure: Any, device: str, one: Study) -> bool:
+    """Both arms' times, and what the local argmax saves with its interval, over the crossover and its interval."""
+    row, points, found = one.row, one.points, one.crossover
+    sizes = [point.rows for point in points]
+    gather = "" if row["gather"] == "included" else ", no gather: one process does all ranks' work"
+    head = f"{row['input']}: {row['dtype']} [rows, {row['columns']}], tp {row['tp']} of {row['vocab']} ids on {device}"
+    _title(
+        figure, f"Where the local argmax pays, {head}", f"{row['mode']}, {row['cache']} cache{gather}; {found.words()}"
+    )
+    left, right = _axes(figure, 2, sharey=False)
+    figure.subplots_adjust(left=0.08, right=0.95, wspace=0.5)
+    lines = {
+        "full gather": {point.rows: point.full for point in points},
+        "local argmax": {point.rows: point.local for point in points},
+    }
+    shown = [value for line in lines.values() for value in line.values()]
+    left.set_yscale("log")
+    left.set_ylim(0.8 * min(shown), 1.25 * max(shown))
+    left.yaxis.set_major_formatter(_plain)
+    left.yaxis.set_major_locator(_ones_twos_fives())
+    left.yaxis.minorticks_off()
+    _panel(
+        left,
+        "Hidden states to tokens" if row["hidden_size"] else "Logits to tokens",
+        "median time of a call, µs",
+        lines,
+    )
+    _label_ends(left, [_line(left, name, line, list(lines)) for name, line in lines.items()])
+
+    saved = {"saved": {point.rows: point.saved for point in points}}
+    largest = max(abs(value) for point in points for value in (point.low, point.high, point.saved))
+    right.set_yscale("symlog", linthresh=max(min(abs(point.saved) for point in points), largest / 1e3, 1e-3))
+    right.yaxis.set_major_formatter(_plain)
+    _panel(right, "Saved by the local argmax; grey: the same arm against itself", "", saved)
+    right.set_ylabel("full gather - local argmax, µs, 95% interval")
+    right.axhline(0, color=_LIMIT, linewidth=1.2, zorder=1)
+    noise = [abs(point.noise or 0) for point in points]
+    right.fill_between(sizes, [-n for n in noise], noise, color=_FAINT, alpha=0.6, linewidth=0, zorder=0)
+    errors = [
+        [max(point.saved - point.low, 0) for point in points],
+        [max(point.high - point.saved, 0) for point in points],
+    ]
+    right.errorbar(sizes, [point.saved for point in points], errors, color=_INK, fmt="o", markersize=4, capsize=3)
+    between = np.geomspace(sizes[0], sizes[-1], 400)  # straight lines, as the crossover is taken from them
+    right.plot(between, np.interp(between, sizes, [point.saved for point in points]), color=_INK, linewidth=1.5)
+    if found.smallest <= found.rows <= found.largest:
+        right.axvline(found.rows, color=_COLOURS["local argmax"], linewidth=1.2)
+        right.annotate(
+            f"crossover {size(found.rows)}", (found.rows, 1), (4, -4), xycoords=("data", "axes fraction"),
+            textcoords="offset points", va="top", color=_COLOURS["local argmax"],
+        )  # fmt: skip
+    ends = [min(max(end, found.smallest), found.largest) for end in (found.low, found.high)]
+    if ends[0] < ends[1]:
+        right.axvspan(*ends, color=_COLOURS["local argmax"], alpha=0.12, linewidth=0, zorder=0)
+    return True
 
 
 def _times(figure: Any, device: str, rows: Sequence[Row]) -> bool:
@@ -150,9 +233,9 @@ def _title(figure: Any, title: str, below: str) -> None:
     figure.text(0.06, 0.9, below, size=9, color=_LIMIT)
 
 
-def _axes(figure: Any, count: int) -> list[Any]:
+def _axes(figure: Any, count: int, sharey: bool = True) -> list[Any]:
     """Panels side by side with room for labels to the right of each."""
-    grid = figure.subplots(1, count, sharey=True, squeeze=False)
+    grid = figure.subplots(1, count, sharey=sharey, squeeze=False)
     figure.subplots_adjust(left=0.06, right=0.875, top=0.82, bottom=0.12, wspace=0.42)
     return list(grid[0])
 

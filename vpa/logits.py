@@ -15,10 +15,13 @@ import numpy as np
 
 from vpa import arrays, backends, top_tokens, weights
 from vpa.comm import agree, check_communicator, solo
+from vpa.comm.device import device_name, nccl_version
 from vpa.emulate import emulate_top_tokens
+from vpa.full_gather import full_argmax, full_logits, widest
 from vpa.linear import Linear
 from vpa.pick import pick_from_candidates
 from vpa.scan import apply_transform
+from vpa.switch import FULL, LOCAL, Choice, Place, SwitchTable, versions
 from vpa.transform import Transform
 from vpa.vocab import VocabShard, integer
 
@@ -140,6 +143,8 @@ class ParallelLMHead:
         return out
 
 
+_MODES = ("local", "full", "auto")
+
 #: A head as a processor takes it: this rank's, or a list of all ranks' that one process plays.
 Head = ParallelLMHead | Sequence[ParallelLMHead]
 
@@ -154,6 +159,9 @@ class LogitsProcessor:
     draft_to_target: int [ids of the head]; draft id ``d`` is id ``d + draft_to_target[d]`` of the target's vocabulary,
         of ``target_vocab_size`` ids. Target ids have to ascend: then ties fall alike in both vocabularies.
     layout, backend: as for ``vpa.get_top_tokens``.
+    mode: which way ``get_top_tokens`` goes: ``local``, the local argmax; ``full``, by all logits; ``auto``, the faster
+        of the two by ``switch``, a table of ``vpa.calibrate``, for each call. All give the same tokens, but
+        for ``fused``, whose sums are its own.
     fused: ``get_top_tokens`` multiplies and scans in one kernel, which reads the head once and never writes logits; for
         GPU arrays, layout ``packed`` and backend ``raw``. It gives the tokens of the two steps, product and scan,
         wherever its fp32 sums, once rounded, are theirs: the order of a sum is the kernel's own, and where one rounds
@@ -173,8 +181,11 @@ class LogitsProcessor:
     layout: str = "packed"
     backend: str | None = None
     fused: bool = False
+    mode: str = "local"
+    switch: SwitchTable | None = None
     transform: Transform = field(init=False)
     _targets: Any = field(init=False, repr=False)  # target ids of draft ids, int64 of NumPy; None without a map
+    _warmed: set = field(init=False, repr=False, default_factory=set)  # kinds of calls that were warmed up for captures
     _targets_on: dict = field(init=False, repr=False, default_factory=dict)  # device -> the same there
 
     def __post_init__(self) -> None:
@@ -185,6 +196,11 @@ class LogitsProcessor:
             raise ValueError(
                 f"fused is set with layout {self.layout!r} and backend {self.backend!r}; a fused product gives packed "
                 f"candidates, by backend 'raw' (or None)"
+            )
+        if self.mode not in _MODES or (self.mode == "auto") != isinstance(self.switch, SwitchTable):
+            raise ValueError(
+                f"mode is {self.mode!r} with a switch of {type(self.switch).__name__}; 'local' and 'full' without one, "
+                f"and 'auto' with a table of vpa.calibrate() are accepted"
             )
         object.__setattr__(self, "_targets", _targets_of(self.draft_to_target, self.target_vocab_size))
 
@@ -202,33 +218,25 @@ class LogitsProcessor:
 
         With a map they are of the target's ids, [B, target_vocab_size]: -inf for those that no draft id has.
         """
-        taken, parts, error = None, None, None
-        try:
-            taken = arrays.given(hidden, "hidden")
-            heads = _heads(head, self.comm, self._targets)
-            parts = [self._transformed(one.product(taken.array)) for one in heads]
-        except Exception as failure:  # told to the other ranks, then raised
-            error = failure
-        facts = {}
-        if error is None:
-            facts = {
-                "function": "compute_logits",
-                "rows": len(parts[0]),
-                "dtype": str(parts[0].dtype),
-                "transform": str(self.transform),
-                "vocab_size": heads[0].shard.vocab_size,
-                "arrays": arrays.namespace(parts[0]).__name__,
-            }
-        agree(self.comm, facts, error)
-        return taken.give_back(self._scattered(_full(parts, heads[0].shards, self.comm)))
+        taken, logits = self._gathered(head, hidden, "compute_logits")
+        return taken.give_back(self._scattered(logits))
 
     def get_top_tokens(self, head: Head, hidden: Any) -> Any:
-        """The greedy tokens, int64 [B], for hidden states [B, hidden_size], by the local argmax: no logits travel.
+        """The greedy tokens, int64 [B], for hidden states [B, hidden_size]; no logits travel unless ``mode`` says so.
 
         They are the argmax of ``compute_logits``, the lowest id of the largest value, for every input, with two
         exceptions: ``fused``, whose sums are its own; and where a map leaves target ids without logits, a row of -inf
         alone gives the first id that has one.
         """
+        way, warm_up = self._ways(head, hidden)
+        if warm_up is not None:
+            self._tokens_by(warm_up, head, hidden)
+        return self._tokens_by(way, head, hidden)
+
+    def _tokens_by(self, way: str, head: Head, hidden: Any) -> Any:
+        if way == FULL:
+            taken, logits = self._gathered(head, hidden, "get_top_tokens by the full gather")
+            return taken.give_back(self.target_tokens(full_argmax(logits)))
         if self.fused:
             return self._fused_tokens(head, hidden)
         if isinstance(head, ParallelLMHead):
@@ -256,6 +264,71 @@ class LogitsProcessor:
                 parts, heads[0].shards, layout=self.layout, backend=self.backend, transform=self.transform
             )
         return taken.give_back(self.target_tokens(tokens))
+
+    def choose(self, head: Head, rows: int) -> Choice:
+        """Which way ``get_top_tokens`` goes for so many rows, and why. ``ValueError`` for a switch made elsewhere."""
+        one = _one_of(head)
+        if self.mode != "auto":
+            return Choice(FULL if self.mode == "full" else LOCAL, f"mode {self.mode!r} was asked for")
+        return self.switch.choose(
+            rows, hidden_size=one.hidden_size, vocab_size=one.shard.vocab_size, place=self.place(head),
+            captured=bool(_capturing(one.weight)),
+        )  # fmt: skip
+
+    def place(self, head: Head) -> Place:
+        """What a switch has to be made for to hold for this processor with this head."""
+        one = _one_of(head)
+        host = arrays.is_host(one.weight)
+        backend = "fused" if self.fused else self.backend or ("numpy" if host else "raw")
+        device = device_name(None if host else one.weight.device.id)
+        transport = getattr(self.comm, "transport", type(self.comm).__name__)
+        version = versions(nccl_version() if transport == "nccl" else None)
+        return Place(version, device, transport, len(one.shards), str(one.weight.dtype), backend, self.layout)
+
+    def _ways(self, head: Head, hidden: Any) -> tuple[str, str | None]:
+        """The way of a call, and one to be gone once before it; the same on every rank, or an error on every rank.
+
+        A call outside a capture is what warms up for the same call inside, whose way may be the other one: at the first
+        call of a kind that one's kernels are compiled too, as a capture could not.
+        """
+        if self.mode == "local":
+            return LOCAL, None
+        way, other, error = LOCAL, None, None
+        try:
+            _heads(head, self.comm, self._targets)
+            rows, one = len(hidden), _one_of(head)
+            way = self.choose(head, rows).way
+            kind = rows, one.hidden_size, one.shard.vocab_size
+            if self.mode == "auto" and kind not in self._warmed and _capturing(one.weight) is False:
+                other = self.switch.captured_way(*kind)
+                self._warmed.add(kind)
+        except Exception as failure:  # told to the other ranks, then raised
+            error = failure
+        if error is not None:
+            agree(self.comm, {}, error)
+        return way, None if other == way else other
+
+    def _gathered(self, head: Head, hidden: Any, function: str) -> tuple[Any, Any]:
+        """Hidden states as they were given, and all logits of the head's ids; the checks of ``function`` before."""
+        taken, parts, error = None, None, None
+        try:
+            taken = arrays.given(hidden, "hidden")
+            heads = _heads(head, self.comm, self._targets)
+            parts = [self._transformed(one.product(taken.array)) for one in heads]
+        except Exception as failure:  # told to the other ranks, then raised
+            error = failure
+        facts = {}
+        if error is None:
+            facts = {
+                "function": function,
+                "rows": len(parts[0]),
+                "dtype": str(parts[0].dtype),
+                "transform": str(self.transform),
+                "vocab_size": heads[0].shard.vocab_size,
+                "arrays": arrays.namespace(parts[0]).__name__,
+            }
+        agree(self.comm, facts, error)
+        return taken, full_logits(parts, heads[0].shards, self.comm)
 
     def _fused_tokens(self, head: Head, hidden: Any) -> Any:
         taken = None
@@ -317,58 +390,19 @@ class LogitsProcessor:
         return scattered.view(logits.dtype)
 
 
-def full_argmax(logits: Any) -> Any:
-    """The argmax of whole rows [B, vocab_size], int64 [B]: the first NaN, else the first of the largest values.
+def _one_of(head: Head) -> ParallelLMHead:
+    return head if isinstance(head, ParallelLMHead) else head[0]
 
-    NumPy's own over NumPy arrays. CuPy's flushes subnormals and has none for bf16: there one rank scans it all.
-    """
-    if arrays.is_host(logits):
-        with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
-            return logits.astype(np.float32, copy=False).argmax(axis=1)
-    return top_tokens.get_top_tokens(logits, VocabShard.even(logits.shape[1], 1)[0], solo())
+
+def _capturing(array: Any) -> bool | None:
+    """Whether the current stream is being captured; None for host arrays, with which nothing is."""
+    return None if arrays.is_host(array) else arrays.is_capturing()
 
 
 def gathered_bytes(head: Head, rows: int) -> int:
     """Bytes of logits that a rank has after the full gather of ``rows`` rows, padding included."""
-    one = head if isinstance(head, ParallelLMHead) else head[0]
-    return len(one.shards) * rows * _widest(one.shards) * one.weight.dtype.itemsize
-
-
-def _full(parts: Sequence[Any], shards: tuple[VocabShard, ...], comm: Any) -> Any:
-    """All ranks' logits in the order of ids, [B, vocab_size], from this rank's, or from all that are played."""
-    if len(parts) == len(shards):
-        return in_order_of_ids(parts, shards, parts[0].dtype)
-    send = send_of(parts[0], shards)
-    recv = arrays.namespace(send).empty((len(shards) * len(send), send.shape[1]), send.dtype)
-    comm.all_gather(send, recv)
-    return in_order_of_ids(list(recv.reshape(len(shards), *send.shape)), shards, parts[0].dtype)
-
-
-def send_of(logits: Any, shards: Sequence[VocabShard]) -> Any:
-    """What a rank gives to a gather of logits [B, width]: words [B, width of the widest shard], C-contiguous.
-
-    Shards may differ in width, and a gather takes equal parts: narrower ones are filled up.
-    """
-    words, widest = logits.view(f"u{logits.itemsize}"), _widest(shards)
-    if words.shape[1] == widest and words.flags.c_contiguous:
-        return words
-    send = arrays.namespace(logits).zeros((len(logits), widest), words.dtype)
-    send[:, : words.shape[1]] = words
-    return send
-
-
-def in_order_of_ids(by_rank: Sequence[Any], shards: Sequence[VocabShard], dtype: np.dtype) -> Any:
-    """All ranks' logits, or the words that they are, [B, width or more] each, as [B, vocab_size] of ``dtype``."""
-    words = f"u{dtype.itemsize}"
-    full = arrays.namespace(by_rank[0]).empty((len(by_rank[0]), shards[0].vocab_size), words)
-    for part, shard in zip(by_rank, shards, strict=True):
-        for start, count, first_id in shard.ranges:
-            full[:, first_id : first_id + count] = part.view(words)[:, start : start + count]
-    return full.view(dtype)
-
-
-def _widest(shards: Sequence[VocabShard]) -> int:
-    return max(shard.width for shard in shards)
+    one = _one_of(head)
+    return len(one.shards) * rows * widest(one.shards) * one.weight.dtype.itemsize
 
 
 def _heads(head: Any, comm: Any, targets: np.ndarray | None) -> list[ParallelLMHead]:

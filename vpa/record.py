@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vpa.comm.device import nccl_version
+from vpa.comm.device import cpu_name, nccl_version
 
 SCHEMA = 1
 
@@ -49,13 +49,13 @@ _ROW = {
 #: What rows of older records lack: its kinds, and its value there.
 _ROW_SINCE: dict[str, tuple[tuple[type, ...], Any]] = {
     "part": ((str,), ""), "strides": ((str,), ""), "bytes_moved": ((int, _NONE), None),
-    "acceptance_length": ((*_NUMBER, _NONE), None),
+    "acceptance_length": ((*_NUMBER, _NONE), None), "hidden_size": ((int, _NONE), None),
 }  # fmt: skip
 
 
 def environment(comm: Any = None) -> dict[str, Any]:
     """Versions, devices, ranks and revision. With a communicator, of all its ranks: every rank calls it."""
-    here = {"host": platform.node(), "cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "gpu": _gpu()}
+    here = {"host": platform.node(), "cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "gpu": _gpu()}
     variables = {name: text for name, text in os.environ.items() if name.startswith("NCCL_") or name == "LD_PRELOAD"}
     everyone = [(here, variables)] if comm is None else comm.exchange((here, variables))
     return {
@@ -219,16 +219,6 @@ def _git() -> dict[str, Any] | None:
 
 def _output(words: list[str]) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
-
-
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _gpu() -> dict[str, Any] | None:

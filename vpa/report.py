@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vpa import comparison, record
+from vpa import comparison, moved, record, study
 from vpa.order import LOGITS_DTYPES
 from vpa.tables import REFERENCES, Row, Table, grouped, heading, markdown, reference, text, timed, us
 
@@ -119,6 +119,8 @@ def print_rows(rows: Sequence[Row], out: Callable[[str], None] = print) -> None:
         for table in (check_table(rows), position_table(rows), verification_table(rows), time_table(rows)):
             if len(table) > 1:
                 out(text(table) + "\n")
+    for one in study.studies(rows):
+        out(f"{one.title}:\n\n{text(one.table())}\n\n{one.words()}\n")
     for arm, reason in dict.fromkeys((row["arm"], row["skipped"]) for row in rows if row["skipped"]):
         out(f"without {arm}: {reason}\n")
 
@@ -143,6 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables of records as Markdown; exit code 2 for a file that is no record or lacks what is asked for."""
     options = _parser().parse_args(arguments)
     arms = None if options.arms is None else re.split(r",(?! )", options.arms)
+    if options.compare:
+        return _compare(options.records, {key: getattr(options, key) for key in _FILTERS if getattr(options, key)})
     for path in options.records:
         try:
             content = record.read(path)
@@ -159,7 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown:
             return _lacking(path, f"arm {', '.join(map(repr, unknown))}", (row["arm"] for row in rows))
         rows = [row for row in rows if arms is None or row["arm"] in arms]
-        if (options.summary or options.figures) and not comparison.has_parts(rows):
+        drawn = options.figures and study.studies(rows)
+        if (options.summary or options.figures) and not comparison.has_parts(rows) and not drawn:
             return _lacking(path, "times of parts, as compare takes them", (content["experiment"],))
         if options.figures:
             code = _figures(path, content, rows, options.figures)
@@ -184,8 +189,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=tuple(LOGITS_DTYPES), help="only times of logits of this dtype (default: all)")
     add("--input", metavar="FAMILY", help="only times of this input (default: all)")
     add("--strides", metavar="NAME", help="of compare: only times of logits laid out so (default: all)")
+    add("--compare", action="store_true", help="of two records: only the times that moved by more than their noise")
     add("--summary", action="store_true", help="of compare: only the summary, of the first table's times")
-    add("--figures", metavar="FOLDER", help="of compare: instead of tables, write figures there as PNG and SVG")
+    add("--figures", metavar="FOLDER", help="of compare, break-even: instead of tables, figures as PNG and SVG")
     return parser
 
 
@@ -194,17 +200,49 @@ def _print(content: dict[str, Any], rows: Sequence[Row], summary_only: bool, che
     tables = comparison.tables(rows, summary_only) if comparison.has_parts(rows) else pivot_tables(rows)
     for title, table in tables.items():
         print(f"\n{title}:\n\n{markdown(table)}")
+    for one in study.studies(rows):
+        print(f"\n{one.title}, what the local argmax saves:\n\n{markdown(one.table())}\n\n{one.words()}.")
     for checks in (made(content["rows"]) for made in (check_table, position_table, verification_table)):
         if len(checks) > 1 and checks_too:
             print(f"\n{markdown(checks)}")
     return 0
 
 
+def _compare(paths: Sequence[str], wanted: dict[str, str]) -> int:
+    """Print which times of the second record moved, against the first. Returns the exit code."""
+    if len(paths) != 2:
+        print(f"vpa.report: --compare takes two records, before and after; got {len(paths)}", file=sys.stderr)
+        return 2
+    try:
+        before, after = map(record.read, paths)
+    except ValueError as error:
+        print(f"vpa.report: {error}", file=sys.stderr)
+        return 2
+    found, *only = moved.changes(
+        *([row for row in content["rows"] if wanted.items() <= row.items()] for content in (before, after))
+    )
+    if not found:
+        kinds = " and ".join(f"{content['experiment']}" for content in (before, after))
+        print(f"vpa.report: the records have no times of the same thing; they are of {kinds}", file=sys.stderr)
+        return 2
+    print(f"before: {describe(before)}\n\nafter: {describe(after)}\n")
+    devices = [record.device(content["environment"]) for content in (before, after)]
+    if devices[0] != devices[1]:
+        print(f"The devices differ, {devices[0]} and {devices[1]}: what moved is not the code's alone.\n")
+    lines = moved.table(found)
+    if len(lines) > 1:
+        print(markdown(lines) + "\n")
+    print(moved.words(found, *only) + ".")
+    return 0
+
+
 def _figures(path: str, content: dict[str, Any], rows: Sequence[Row], folder: str) -> int:
     from vpa import figures
 
+    found, device = study.studies(rows), record.device(content["environment"])
     try:
-        written = list(figures.write(Path(folder), Path(path).stem, record.device(content["environment"]), rows))
+        drawing = figures.write_studies if found else figures.write
+        written = list(drawing(Path(folder), Path(path).stem, device, found or rows))
     except (ImportError, OSError) as error:
         print(f"vpa.report: --figures: {error}", file=sys.stderr)
         return 2

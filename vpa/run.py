@@ -18,6 +18,7 @@ from vpa.bench.inputs import HeadInput, open_head
 from vpa.bench.job import Job, shards_of
 from vpa.bench.settings import Settings, UsageError
 from vpa.comm.mpi import abort, start_mpi
+from vpa.shapes import SHAPES
 
 RIGHT, WRONG, USAGE = 0, 1, 2
 
@@ -160,7 +161,9 @@ def _settled(plan: _Plan, comm: Any) -> tuple[Settings, Job, str]:
         raise UsageError(f"--backend {settings.backend} needs a GPU on every rank, and there is none; numpy does not")
     if settings.backend in backends.HOST and comm.transport == "nccl":
         raise UsageError(f"--backend {settings.backend} with --comm nccl: NCCL carries GPU arrays; use --comm mpi")
-    shards, sharding = shards_of(settings.vocab, _emulated_ranks(plan, settings) if emulates else comm.size)
+    ranks = _emulated_ranks(plan, settings) if emulates else comm.size
+    shards = shards_of(settings.vocab, ranks)[0]
+    sharding = "; ".join(shards_of(vocab, ranks)[1] for vocab in settings.vocabs)
     backend = settings.backend or ("raw" if gpu else "numpy")
     library = importlib.import_module("numpy" if backend in backends.HOST else "cupy")
     return settings, Job(comm, shards, library, backend), sharding
@@ -269,6 +272,8 @@ def _parser() -> argparse.ArgumentParser:
         help="of draft: of a loop (default: 7 for nemotron-h, 3 else); of verify: K",
     )
     add("--hidden-sizes", metavar="N,N,...", help="of norm: elements of a row")
+    add("--shape", metavar="NAME,...", help=f"of break-even: {', '.join(SHAPES)}, or HIDDENxVOCAB")
+    add("--from", dest="source", choices=("head", "logits"), help="of break-even: with the product, or without it")
     add("--seed", type=int, metavar="N", help="of the inputs (default: 0)")
     add("--check-only", action="store_true", help="check all tokens, time nothing")
     add("--json", metavar="PATH", help="write a record to this new file")
@@ -349,6 +354,8 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
         "drafters": None if options.family is None else options.family.split(","),
         "draft_tokens": options.draft_tokens,
         "hidden_sizes": _integers("--hidden-sizes", options.hidden_sizes),
+        "shapes": None if options.shape is None else options.shape.split(","),
+        "source": options.source,
         "seed": options.seed,
         "check_only": options.check_only or None,
     }

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from vpa import predict, record
+
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 
 HERE = Path(__file__).resolve().parent.parent
@@ -170,3 +172,43 @@ except RuntimeError as error:
     done = ranks(2, ["-c", body], timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("NCCL did not start on rank 0: OSError: no network interface") == 2
+
+
+def test_the_break_even_study_over_nccl(ranks, tmp_path):
+    need_nccl(2)
+    path = tmp_path / "out.json"
+    small = ["--rows", "1,64,256", "--shape", "512x40000", "--json", path]
+    done = ranks(2, ["-m", "vpa.run", "break-even", "--comm", "nccl", *small], timeout=200)
+    assert done.returncode == 0, done.stderr
+    timed = [row for row in record.read(path)["rows"] if row["samples_us"]]
+    assert {(row["mode"], row["gather"]) for row in timed} == {("captured", "included"), ("eager", "included")}
+    assert not any(row["wrong"] for row in timed)
+    assert {"floor: gather of logits", "floor: gather of candidates"} <= {row["arm"] for row in timed}
+    assert [predict.main([str(path), "--mode", mode, "--tp", "2,16"]) for mode in ("captured", "eager")] == [0, 0]
+
+
+def test_a_switch_is_calibrated_and_consulted_over_nccl(ranks):
+    """Captured calls have entries of their own; a capture goes the way that its entry says, warmed up by a call."""
+    need_nccl(2)
+    body = """
+    import dataclasses, cupy, numpy as np, vpa
+    comm = vpa.comm.from_mpi("nccl", timeout=60)
+    table = vpa.calibrate(comm, [(64, 5000)], rows=(1, 8))
+    assert [entry.captured for entry in table.entries] == [False, True]
+    assert all(one == table for one in comm.exchange(table))
+    head = vpa.ParallelLMHead.seeded(0, vpa.shard_vocab(5000, 2, pad_to=8), comm.rank, hidden_size=64, library=cupy)
+    hidden = cupy.asarray(np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32))
+    expected = vpa.LogitsProcessor(comm).get_top_tokens(head, hidden)
+    for called, captured in ((1, None), (None, 1)):
+        entries = [dataclasses.replace(one, pays_from=captured if one.captured else called) for one in table.entries]
+        processor = vpa.LogitsProcessor(comm, mode="auto", switch=dataclasses.replace(table, entries=tuple(entries)))
+        kept = []
+        graph = vpa.CapturedTokens(comm, lambda: kept.append(processor.get_top_tokens(head, hidden)), (), None)
+        graph.replay()
+        assert cupy.array_equal(kept[-1], expected)
+        graph.close()
+    print("alike")
+    comm.close()
+    """
+    done = ranks(2, ["-c", textwrap.dedent(body)], timeout=200)
+    assert done.returncode == 0 and done.stdout.count("alike") == 2, done.stderr

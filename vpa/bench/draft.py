@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vpa import weights
-from vpa.bench.experiment import Progress, Row, row_of
+from vpa.bench.experiment import Progress, Row, modes, row_of
 from vpa.bench.head import kept_promise
 from vpa.bench.inputs import HeadInput
 from vpa.bench.job import Job, to_host, wrong_rows
@@ -116,7 +116,7 @@ def _timed(
 
     moved = gathered_for_tokens(job, drafter.head_of(0), rows, settings.layout)
     moved[FUSED] = moved[LOCAL] if job.tp_size == 1 else job.tp_size * rows * 8
-    for mode in _modes(job):
+    for mode in modes(job):
         steps = {arm: Step([loop(way)], job.library.__name__) for arm, way in ways.items()}
         for arm in (FULL, LOCAL):
             steps[arm] = dataclasses.replace(steps[arm], expected=drafts)
@@ -132,13 +132,6 @@ def _timed(
                 kernels=None if kernels.get(arm) is None else round(kernels[arm] / count, 2),
                 samples=job.largest(samples[arm]) / count, bytes_moved=moved.get(arm),
             )  # fmt: skip
-
-
-def _modes(job: Job) -> tuple[str, ...]:
-    """How loops are timed: on the host; eagerly and, where its collectives allow that, as one CUDA graph."""
-    if job.library is np:
-        return ("host",)
-    return ("captured", "eager") if job.comm.capturable else ("eager",)
 
 
 def _along(job: Job, drafter: Any, given: _Given, right: np.ndarray) -> Callable[[Any], np.ndarray]:

@@ -47,6 +47,13 @@ def checks(settings: Settings, job: Job, source: HeadInput | None, progress: Pro
             yield row_of(settings, job, rows, dtype, name, "get_top_tokens", wrong)
 
 
+def modes(job: Job) -> tuple[str, ...]:
+    """How work with collectives is timed: on the host; eagerly and, where they allow that, as one CUDA graph."""
+    if job.library is np:
+        return ("host",)
+    return ("captured", "eager") if job.comm.capturable else ("eager",)
+
+
 def row_of(
     settings: Settings,
     job: Job,
@@ -67,13 +74,14 @@ def row_of(
     samples: np.ndarray | None = None,
     skipped: str = "",
     bytes_moved: int | None = None,
+    hidden_size: int | None = None,
     acceptance_length: float | None = None,
 ) -> Row:
     """A row of the record. Every rank makes the same: ``wrong`` and ``samples`` are those of all ranks.
 
     part, strides: where an experiment has parts of its arms, and several layouts of memory; else empty. bytes_moved:
-    that a rank has after the gather, where an experiment compares that. acceptance_length: mean tokens of a request,
-    where drafts are verified.
+    that a rank has after the gather, where an experiment compares that. hidden_size: of a head whose size it varies.
+    acceptance_length: mean tokens of a request, where drafts are verified.
     """
     shard = job.shards[0]
     return {
@@ -83,5 +91,6 @@ def row_of(
         "kernels": kernels, "wrong": wrong, "skipped": skipped, "calls": calls,
         "samples_us": [] if samples is None else [round(float(sample), 3) for sample in samples],
         "median_us": None if samples is None else round(float(np.median(samples)), 3), "bytes_moved": bytes_moved,
+        "hidden_size": hidden_size,
         "acceptance_length": None if acceptance_length is None else round(acceptance_length, 4),
     }  # fmt: skip

@@ -15,6 +15,7 @@ from vpa.backends import BACKENDS
 from vpa.bench.families import FAMILIES
 from vpa.norm import MAX_HIDDEN
 from vpa.order import LOGITS_DTYPES, MAX_VOCAB_SIZE
+from vpa.shapes import SHAPES, shape_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,7 +27,7 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", **{name
 
 
 #: Kinds of experiment: modules of ``vpa.bench`` with a function ``run``.
-KINDS = ("headline", "numpy_backend", "compare", "draft", "head", "norm", "verify")
+KINDS = ("headline", "numpy_backend", "compare", "draft", "head", "norm", "verify", "break_even")
 
 #: Kinds that one process runs, which emulates the ranks.
 ONE_PROCESS = ("compare",)
@@ -44,6 +45,8 @@ _OF_KINDS: dict[str, tuple[tuple[str, ...], str, Any]] = {
     "drafters": (("draft",), " (--family)", ()),
     "draft_tokens": (("draft", "verify"), " (--draft-tokens)", None),
     "hidden_sizes": (("norm",), " (--hidden-sizes)", ()),
+    "shapes": (("break_even",), " (--shape)", ()),
+    "source": (("break_even",), " (--from)", "head"),
 }
 
 #: Drafts of a request that is verified, where no number is asked for.
@@ -57,8 +60,9 @@ class Settings:
     rows: batch sizes; of verify, requests. vocab: vocabulary size. dtypes: of the logits; the first one has the most
     times. tp: ranks that one process emulates, if it runs alone. calls: calls of a timed sample. rounds: samples.
     families: see ``vpa.bench.families``. drafters, draft_tokens, hidden_size, intermediate_size: see
-    ``vpa.bench.draft``; draft_tokens of verify: of a request. hidden_sizes: see ``vpa.bench.norm``. The rest: see
-    ``python -m vpa.run --help``.
+    ``vpa.bench.draft``; draft_tokens of verify: of a request. hidden_sizes: see ``vpa.bench.norm``. shapes: see
+    ``vpa.shapes``; source: ``head`` multiplies, ``logits`` starts behind the product; see ``vpa.bench.break_even``. The
+    rest: see ``python -m vpa.run --help``.
     """
 
     experiment: str
@@ -70,6 +74,7 @@ class Settings:
     families: tuple[str, ...]
     drafters: tuple[str, ...]
     hidden_sizes: tuple[int, ...]
+    shapes: tuple[str, ...]
     tp: int
     calls: int
     rounds: int
@@ -83,6 +88,12 @@ class Settings:
     draft_tokens: int | None = None
     hidden_size: int = 256
     intermediate_size: int = 512
+    source: str = "head"
+
+    @property
+    def vocabs(self) -> tuple[int, ...]:
+        """Every vocabulary size of the experiment."""
+        return tuple(shape_of(name).vocab_size for name in self.shapes) or (self.vocab,)
 
 
 class UsageError(ValueError):
@@ -133,6 +144,8 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
         merged[key] = _checked(key, value)
     if merged.get("kind") in KINDS:
         _check_of_kinds(name, merged)
+    if merged.get("kind") == "break_even" and merged.get("shapes"):
+        _settle_shapes(name, merged, given)
     missing = [key for key, field in fields.items() if key not in merged and field.default is dataclasses.MISSING]
     if missing:
         raise UsageError(f"{name}: {', '.join(missing)} missing")
@@ -161,6 +174,12 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
             f"an embedding or head of {settings.vocab} ids and hidden size {settings.hidden_size} has "
             f"{settings.vocab * settings.hidden_size} numbers; at most {MAX_LOGITS} are accepted: give fewer ids"
         )
+    for shape in map(shape_of, settings.shapes):
+        if settings.source == "head" and shape.hidden_size * shape.vocab_size > MAX_LOGITS:
+            raise UsageError(
+                f"a head of shape {shape.name} has {shape.hidden_size * shape.vocab_size} numbers; at most "
+                f"{MAX_LOGITS} are accepted: give a smaller shape, or --from logits"
+            )
     _check_norm(settings)
     if settings.hidden is not None and settings.lm_head is None:
         raise UsageError("--hidden goes with --lm-head: hidden states are multiplied by a head")
@@ -193,12 +212,36 @@ def _check_of_kinds(name: str, merged: dict[str, Any]) -> None:
         merged[key] = default
 
 
+def _settle_shapes(name: str, merged: dict[str, Any], given: dict[str, Any]) -> None:
+    """The shapes of a break-even study, and the largest vocabulary: of a head's file, of --vocab, or as named."""
+    vocab, asked = given.get("vocab"), given.get("shapes")
+    if merged.get("lm_head") is not None:
+        if asked or merged.get("source") == "logits":
+            raise UsageError(f"{name}: --lm-head gives shape and product; leave --shape and --from logits out")
+        merged["shapes"] = ()
+        merged.setdefault("vocab", 1)  # until the file is read
+        return
+    if vocab is not None:
+        if asked:
+            raise UsageError(f"{name}: --vocab {vocab} and --shape {','.join(asked)}; give one: --shape HIDDENxVOCAB")
+        merged["shapes"] = (f"{merged.get('hidden_size', Settings.hidden_size)}x{vocab}",)
+    shapes = [shape_of(shape) for shape in merged["shapes"]]
+    unknown = [shape for shape in shapes if shape.hidden_size is None]
+    if unknown and merged.get("source") != "logits":
+        raise UsageError(
+            f"{name}: shape {unknown[0].name} has no hidden size here; give HIDDENx{unknown[0].vocab_size}, or --from "
+            f"logits"
+        )
+    merged["vocab"] = max(shape.vocab_size for shape in shapes)
+
+
 #: Settings that are one of a few words, and those words.
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "kind": KINDS,
     "layout": tuple(LAYOUTS),
     "backend": (*BACKENDS, None),
     "comm": COMMS,
+    "source": ("head", "logits"),
 }
 
 #: Settings that are counts, and the most of each. tp: ranks that one process plays one after another. calls: nodes of
@@ -209,6 +252,14 @@ _COUNTS = {
     "intermediate_size": 65536,
 }  # fmt: skip
 
+
+def _is_shape(entry: Any) -> bool:
+    try:
+        return bool(shape_of(entry)) if isinstance(entry, str) else False
+    except ValueError:
+        return False
+
+
 #: Settings that are lists, and the test and description of an entry.
 _LISTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rows": (lambda entry: _is_integer(entry) and 0 <= entry <= MAX_LOGITS, f"integers from 0 to {MAX_LOGITS}"),
@@ -216,6 +267,7 @@ _LISTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "families": (lambda entry: entry in FAMILIES, ", ".join(FAMILIES)),
     "drafters": (lambda entry: entry in drafters.FAMILIES, ", ".join(drafters.FAMILIES)),
     "hidden_sizes": (lambda entry: _is_integer(entry) and 1 <= entry <= MAX_HIDDEN, f"integers from 1 to {MAX_HIDDEN}"),
+    "shapes": (_is_shape, f"{', '.join(SHAPES)}, or HIDDENxVOCAB as 4096x128256"),
 }
 
 

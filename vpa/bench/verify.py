@@ -21,7 +21,7 @@ from vpa.bench.settings import DRAFT_TOKENS, Settings
 from vpa.bench.steps import Step, floor_steps, timed
 from vpa.bench.verify_cases import KINDS, Case, make_case
 from vpa.contribution import FORMS, Contribution, blocks_of
-from vpa.logits import full_argmax, in_order_of_ids, send_of
+from vpa.full_gather import full_argmax, in_order_of_ids, send_of
 from vpa.plan import Plan
 from vpa.requests import Requests
 from vpa.verify_steps import Outputs, VerifySteps, fresh_outputs

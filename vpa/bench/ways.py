@@ -9,8 +9,9 @@ import numpy as np
 from vpa.arrays import LAYOUTS
 from vpa.bench.job import Job, to_host
 from vpa.logits import Head, ParallelLMHead, gathered_bytes
+from vpa.switch import FULL, LOCAL
 
-FULL, LOCAL, NO_HEAD = "full gather", "local argmax", "floor: no head"
+NO_HEAD = "floor: no head"
 
 
 def gathered_for_tokens(job: Job, head: Head, rows: int, layout: str) -> dict[str, int]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import platform
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 #: NCCL from here on lets ranks share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1 is set.
 SHARED_GPU_NCCL = 23003
@@ -111,6 +114,28 @@ def _nccl_obstacle(facts: Sequence[RankFacts]) -> str:
     return ""
 
 
+@functools.cache
+def device_name(ordinal: int | None) -> str:
+    """The name of a GPU; of the CPU for None."""
+    if ordinal is None:
+        return cpu_name()
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceProperties(ordinal)["name"].decode()
+
+
+def cpu_name() -> str:
+    """The CPU's model, or what the system has to say of it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+@functools.cache
 def nccl_version() -> int | None:
     """NCCL's or RCCL's version as it counts itself (23007 for 2.30.7); None where CuPy has none to load."""
     try:
