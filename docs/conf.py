@@ -16,6 +16,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 highlight_language = "none"
+default_role = "code"
 html_theme = "furo"
 html_show_copyright = False
 html_copy_source = False

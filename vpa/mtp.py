@@ -45,6 +45,7 @@ class Block:
     down: Linear
 
     def __call__(self, x: Any, eps: float) -> Any:
+        """The residual stream [rows, hidden] behind this block."""
         normed, xp = rms_norm(x, self.norm, eps), arrays.namespace(x)
         with np.errstate(over="ignore", invalid="ignore"):
             gate = self.gate(normed).astype(np.float32, copy=False)

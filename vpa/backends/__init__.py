@@ -2,10 +2,10 @@
 
 Every backend module scans and picks by the same functions, on checked arguments; some do more.
 
-numpy   NumPy arrays; the specification.
-raw     CuPy arrays; the CUDA/HIP source in ``kernels/``, compiled by ``cupy.RawModule``.
-numba   CuPy arrays; the Numba CUDA twins in ``kernels/``.
-simt    NumPy arrays; the source of ``raw``, run and checked on the CPU.
+    numpy   NumPy arrays; the specification
+    raw     CuPy arrays; the CUDA/HIP source in kernels/, compiled by cupy.RawModule
+    numba   CuPy arrays; the Numba CUDA twins in kernels/
+    simt    NumPy arrays; the source of raw, run and checked on the CPU
 """
 
 from __future__ import annotations
