@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -102,6 +103,10 @@ def drawn(plt: ModuleType, figure: Any, path: Path) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--here"]:
-        write_page(Path(sys.argv[2]))
+        try:
+            write_page(Path(sys.argv[2]))
+        except Exception:
+            traceback.print_exc()  # the interpreter's own does not know the cells' lines
+            sys.exit(1)
     else:
         sys.exit(main(sys.argv[1:]))

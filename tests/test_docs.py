@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import itertools
 import os
 import re
@@ -43,6 +44,7 @@ NOT_HERE = {
 
 #: Commands that are run with further options, since on two cores their own sizes take too long.
 SMALLER = {
+    r"-m vpa\.run headline": "--vocab 8000",
     r"-m vpa\.run norm": "--check-only --hidden-sizes 96 --vocab 500",
     r"-m vpa\.run verify": "--check-only --vocab 3000",
     r"-m vpa\.run compare": "--rows 1,8 --vocab 8000",
@@ -284,6 +286,51 @@ def test_a_notebook_is_a_script_in_percent_form(path):
     assert cells and set(cells) == {"# %%", "# %% [markdown]"}
     first = text[text.index("# %%") :].splitlines()[1]
     assert first.startswith("# # "), "the first cell is text, and begins with the title"
+
+
+@pytest.fixture
+def run_notebooks():
+    pytest.importorskip("jupytext", reason="jupytext is not installed; it is in the extra `docs`")
+    spec = importlib.util.spec_from_file_location("run_notebooks", ROOT / "docs/run_notebooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_notebook_becomes_a_page(run_notebooks, tmp_path):
+    path = tmp_path / "small.py"
+    path.write_text(
+        "# %% [markdown]\n# # Small\n\n# %%\nfrom matplotlib import pyplot as plt\n\nprint(1 + 1)\n\n"
+        "# %%\nplt.figure().suptitle('A line')\nplt.plot([1, 2])\n"
+    )
+    assert run_notebooks.in_own_process(path) == 0
+    page = (tmp_path / "small.md").read_text()
+    assert page.startswith("# Small\n") and "```text\n2\n```" in page and "![A line](small-1.png)" in page
+    assert (tmp_path / "small-1.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("x = 1\nassert x == 2, 'not two'", "assert x == 2, 'not two'"),
+        ("from matplotlib import pyplot as plt\nplt.plot([1, 2])", "figure small-1 has no title"),
+    ],
+)
+def test_a_notebook_that_fails_is_told_with_its_line_and_leaves_no_page(run_notebooks, tmp_path, capfd, cell, said):
+    path = tmp_path / "small.py"
+    path.write_text(f"# %% [markdown]\n# # Small\n\n# %%\n{cell}\n")
+    path.with_suffix(".md").write_text("of an earlier run")
+    assert run_notebooks.in_own_process(path) == 1
+    assert said in capfd.readouterr().err
+    assert not path.with_suffix(".md").exists()
+
+
+def test_a_notebook_that_does_not_end_is_given_up(run_notebooks, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(run_notebooks, "LIMIT", 3)
+    path = tmp_path / "small.py"
+    path.write_text("# %%\nimport time\n\ntime.sleep(60)\n")
+    assert run_notebooks.in_own_process(path) == 1
+    assert "did not end within 3 s" in capfd.readouterr().err
 
 
 #: Columns whose names have a part of their own: a batch size, arms, a position.

@@ -78,7 +78,7 @@ elif committed:
         and one["environment"]["transport"] == first["transport"]
     ]
 else:
-    print("measured here, on the CPU, ranks over host memory: no GPU, and no committed record")
+    print("measured here, on the CPU, ranks over host memory: fewer than two GPUs, and no committed record")
     options = ("--comm", "mpi", "--backend", "numpy", "--shape", "64x32001", "--rows", "1,4,16,64,128")
     contents = [measured(tp, *options) for tp in (2, 4)]
 for content in contents:
