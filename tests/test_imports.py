@@ -33,6 +33,7 @@ LAYERS = [
     ["vpa.norm_steps", "vpa.norm_plan"],
     ["vpa.norm"],
     ["vpa.full_gather", "vpa.switch"],
+    ["vpa.lm_head"],
     ["vpa.logits"],
     ["vpa.bench.timing"],
     ["vpa.calibrate"],

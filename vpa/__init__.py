@@ -8,7 +8,8 @@ from vpa.draft import capture_drafts, draft_tokens
 from vpa.drafters import validate_local_argmax_reduction
 from vpa.emulate import emulate_top_tokens
 from vpa.gate import GateCounter, Reason, VerifyBatch, verify_gate
-from vpa.logits import LogitsProcessor, ParallelLMHead
+from vpa.lm_head import ParallelLMHead
+from vpa.logits import LogitsProcessor
 from vpa.norm import allreduce_rmsnorm, emulate_allreduce_rmsnorm
 from vpa.pick import pick_from_candidates
 from vpa.scan import local_argmax_candidates

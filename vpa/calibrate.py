@@ -13,7 +13,8 @@ from vpa import arrays, weights
 from vpa.bench import timing
 from vpa.comm import agree, check_communicator
 from vpa.crossover import COSTS, Point, pays_from, point
-from vpa.logits import LogitsProcessor, ParallelLMHead
+from vpa.lm_head import ParallelLMHead
+from vpa.logits import LogitsProcessor
 from vpa.shapes import shape_of
 from vpa.switch import Entry, SwitchTable
 from vpa.vocab import VocabShard, integer, positive, shard_vocab

@@ -10,8 +10,8 @@ import numpy as np
 from vpa import arrays
 from vpa.captured import CapturedTokens, check_capturable
 from vpa.comm import agree
+from vpa.full_gather import full_argmax
 from vpa.linear import check_floats
-from vpa.logits import full_argmax
 from vpa.vocab import integer
 
 

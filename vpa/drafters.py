@@ -29,7 +29,8 @@ import numpy as np
 from vpa import arrays
 from vpa.comm import agree
 from vpa.linear import check_floats
-from vpa.logits import Head, LogitsProcessor, ParallelLMHead, gathered_bytes
+from vpa.lm_head import Head, ParallelLMHead, gathered_bytes
+from vpa.logits import LogitsProcessor
 from vpa.mtp import MTPLayer, mixed, seeded_embedding
 from vpa.plan import SPLITS
 from vpa.vocab import VocabShard

@@ -16,7 +16,8 @@ from vpa.bench.settings import Settings
 from vpa.bench.steps import Step, timed
 from vpa.bench.ways import FULL, LOCAL, gathered_for_tokens
 from vpa.full_gather import full_argmax
-from vpa.logits import Head, LogitsProcessor, ParallelLMHead
+from vpa.lm_head import Head, ParallelLMHead
+from vpa.logits import LogitsProcessor
 from vpa.mtp import mixed
 from vpa.order import LOGITS_DTYPES
 from vpa.shapes import Shape, shape_of

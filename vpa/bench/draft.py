@@ -18,7 +18,8 @@ from vpa.bench.steps import Step, timed
 from vpa.bench.ways import FULL, LOCAL, NO_HEAD, gathered_for_tokens, remembering
 from vpa.draft import draft_by, full_selection
 from vpa.drafters import NemotronHMTP, seeded_drafter, validate_local_argmax_reduction
-from vpa.logits import LogitsProcessor, ParallelLMHead
+from vpa.lm_head import ParallelLMHead
+from vpa.logits import LogitsProcessor
 from vpa.mtp import mixed
 from vpa.order import LOGITS_DTYPES
 

@@ -14,7 +14,7 @@ from vpa.bench.inputs import HeadInput
 from vpa.bench.job import Job, to_host
 from vpa.bench.settings import Settings
 from vpa.bench.steps import Step, timed
-from vpa.logits import ParallelLMHead
+from vpa.lm_head import ParallelLMHead
 from vpa.mtp import mixed
 from vpa.order import LOGITS_DTYPES
 from vpa.pick import pick_from_candidates

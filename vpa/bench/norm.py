@@ -18,7 +18,9 @@ from vpa.bench.job import Job, to_host, wait, wrong_rows
 from vpa.bench.settings import Settings
 from vpa.bench.steps import COLD_RING, COLD_ROUNDS, Step
 from vpa.bench.ways import FULL, LOCAL, NO_HEAD, gathered_for_tokens, remembering
-from vpa.logits import Head, LogitsProcessor, ParallelLMHead, full_argmax
+from vpa.full_gather import full_argmax
+from vpa.lm_head import Head, ParallelLMHead
+from vpa.logits import LogitsProcessor
 from vpa.mtp import mixed
 from vpa.norm import MODES, sum_bound
 from vpa.norm_plan import received_bytes

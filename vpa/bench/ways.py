@@ -8,7 +8,7 @@ import numpy as np
 
 from vpa.arrays import LAYOUTS
 from vpa.bench.job import Job, to_host
-from vpa.logits import Head, ParallelLMHead, gathered_bytes
+from vpa.lm_head import Head, ParallelLMHead, gathered_bytes
 from vpa.switch import FULL, LOCAL
 
 NO_HEAD = "floor: no head"
