@@ -13,6 +13,7 @@ import contextlib
 import io
 import linecache
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -42,13 +43,18 @@ def in_own_process(path: Path) -> int:
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS")}  # two notebooks run side by side
     environment = {**os.environ, "MPLBACKEND": "agg", **threads}
     command = [sys.executable, __file__, "--here", str(path)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment)
-    except subprocess.TimeoutExpired:
-        print(f"{path.stem}: did not end within {LIMIT} s", file=sys.stderr)
-        return 1
-    if done.returncode:
-        print(f"{path.stem}: failed\n{done.stdout}{done.stderr}", file=sys.stderr)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with the ranks that it may have started
+            print(f"{path.stem}: did not end within {LIMIT} s", file=sys.stderr)
+            return 1
+    if process.returncode:
+        print(f"{path.stem}: failed\n{out}{errors}", file=sys.stderr)
         return 1
     print(f"{path.stem}: {time.monotonic() - began:.1f} s")
     return 0

@@ -328,7 +328,7 @@ def test_a_notebook_that_fails_is_told_with_its_line_and_leaves_no_page(run_note
 def test_a_notebook_that_does_not_end_is_given_up(run_notebooks, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(run_notebooks, "LIMIT", 3)
     path = tmp_path / "small.py"
-    path.write_text("# %%\nimport time\n\ntime.sleep(60)\n")
+    path.write_text("# %%\nimport subprocess\n\nsubprocess.run(['sleep', '60'])\n")
     assert run_notebooks.in_own_process(path) == 1
     assert "did not end within 3 s" in capfd.readouterr().err
 
