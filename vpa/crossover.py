@@ -83,7 +83,7 @@ def point(rows: int, full: np.ndarray, local: np.ndarray, again: np.ndarray | No
     """A batch size's point from paired samples [pairs] of both arms, and of the local argmax against itself."""
     full, local = _paired(rows, full, local)
     saved = full - local
-    low, high = _interval(np.median(_resampled(saved, np.random.default_rng([seed, rows])), axis=1))
+    low, high = median_interval(saved, np.random.default_rng([seed, rows]))
     noise = None if again is None else float(np.median(_paired(rows, again, local)[0] - local))
     return Point(
         rows, float(np.median(full)), float(np.median(local)), float(np.median(saved)), float(low), float(high), noise
@@ -102,9 +102,9 @@ def crossover(saved: Mapping[int, np.ndarray], seed: int = 0) -> Crossover:
     pairs = {size: _samples(size, saved[size]) for size in sizes}
     medians = np.array([np.median(pairs[size]) for size in sizes])
     rng = np.random.default_rng(seed)
-    resampled = np.stack([np.median(_resampled(pairs[size], rng), axis=1) for size in sizes], axis=1)
-    found = np.array([pays_from(sizes, line) for line in resampled])
-    low, high = _interval(found)
+    drawn = np.stack([np.median(resampled(pairs[size], rng), axis=1) for size in sizes], axis=1)
+    found = np.array([pays_from(sizes, line) for line in drawn])
+    low, high = interval(found)
     signs = medians > 0
     return Crossover(
         sizes[0], sizes[-1], pays_from(sizes, medians), low, high, float(np.isinf(found).mean()),
@@ -132,15 +132,15 @@ def size(rows: float) -> str:
 
 def median_interval(samples: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
     """The bootstrap interval of the median of ``samples``."""
-    return _interval(np.median(_resampled(np.asarray(samples, float), rng), axis=1))
+    return interval(np.median(resampled(np.asarray(samples, float), rng), axis=1))
 
 
-def _resampled(samples: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def resampled(samples: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """[RESAMPLES, samples], each line as many of the samples as there are, drawn with replacement."""
     return samples[rng.integers(0, len(samples), (RESAMPLES, len(samples)))]
 
 
-def _interval(values: np.ndarray) -> tuple[float, float]:
+def interval(values: np.ndarray) -> tuple[float, float]:
     """The central share of ``values``, its ends among them: no mean of a number and infinity is taken."""
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(values, [tail, 1 - tail], method="inverted_cdf")

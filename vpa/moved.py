@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vpa.crossover import CONFIDENCE, RESAMPLES
+from vpa.crossover import CONFIDENCE, interval, resampled
 from vpa.tables import Row, Table, timed, us
 
 #: What says that two rows are of the same thing.
@@ -98,10 +98,6 @@ def _noises(rows: dict[tuple, Row]) -> dict[tuple, float]:
 def _change(before: Row, after: Row, noise: float) -> Change:
     """The ratio of medians, and its interval: samples of each record are drawn again, with replacement."""
     rng = np.random.default_rng(0)
-    medians = []
-    for row in (before, after):
-        samples = np.array(row["samples_us"], float)
-        medians.append(np.median(samples[rng.integers(0, len(samples), (RESAMPLES, len(samples)))], axis=1))
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(medians[1] / medians[0], [tail, 1 - tail])
-    return Change(before, after, after["median_us"] / before["median_us"], float(low), float(high), noise)
+    medians = [np.median(resampled(np.array(row["samples_us"], float), rng), axis=1) for row in (before, after)]
+    low, high = interval(medians[1] / medians[0])
+    return Change(before, after, after["median_us"] / before["median_us"], low, high, noise)
