@@ -16,7 +16,7 @@
 
 #define WARPS (VPA_THREADS / VPA_WARP)
 
-// The best candidates that a lane has met: for batch rows `first_batch_row` and 8 above, or for one of its own.
+// Batch rows of which a lane keeps the best candidate: on tensor cores two of a tile, 8 apart; else one.
 #if VPA_TENSOR
 #define MINE (VPA_BATCH / 8)
 #define TILES (WARPS / VPA_SHARERS)  // of a block, at a time

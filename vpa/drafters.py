@@ -29,7 +29,7 @@ import numpy as np
 from vpa import arrays
 from vpa.comm import agree
 from vpa.linear import check_floats
-from vpa.lm_head import Head, ParallelLMHead, gathered_bytes
+from vpa.lm_head import Head, ParallelLMHead, gathered_bytes, one_of
 from vpa.logits import LogitsProcessor
 from vpa.mtp import MTPLayer, mixed, seeded_embedding
 from vpa.plan import SPLITS
@@ -327,7 +327,7 @@ def _in_use(drafter: Any, name: str, processor: LogitsProcessor) -> str:
     if not hasattr(drafter, "head_of"):
         return f"local argmax reduction in use for the drafts of {name}"
     head = drafter.head_of(0)
-    one = head if isinstance(head, ParallelLMHead) else head[0]
+    one = one_of(head)
     numbers, dtype = arrays.LAYOUTS[processor.layout]
     splits, product = (1, " (fused product)") if processor.fused else (SPLITS, "")
     few, many = len(one.shards) * splits * numbers * dtype.itemsize, gathered_bytes(head, 1)

@@ -91,7 +91,7 @@ class _Study:
         """Rows with the wrong tokens of each arm at one batch size; returns the right tokens."""
         job, hidden = self.job, self.hidden[:rows]
         parts = self.processor.compute_logits_local(self.head, hidden)
-        parts = dict(zip(job.played, parts if job.emulated else [parts], strict=True))
+        parts = job.by_rank(parts)
         given = [_given(job, rank, part) for rank, part in parts.items()]
         head = given if job.emulated else given[0]
         right = job.full_argmax(parts)

@@ -78,8 +78,7 @@ def _checked(job: Job, drafter: Any, given: _Given, rows: int, count: int) -> tu
     wrong = {arm: np.zeros(count, np.int64) for arm in arms}
 
     def select(hidden: Any, step: int) -> Any:
-        parts = drafter.compute_logits_local(hidden, step)
-        parts = dict(zip(job.played, parts if isinstance(parts, list) else [parts], strict=True))
+        parts = job.by_rank(drafter.compute_logits_local(hidden, step))
         right = job.full_argmax(parts)
         for arm, way in arms.items():
             tokens = to_host(way(hidden, step))
@@ -143,8 +142,7 @@ def _along(job: Job, drafter: Any, given: _Given, right: np.ndarray) -> Callable
         drafts, kept = to_host(drafts), []
 
         def select(hidden: Any, step: int) -> Any:
-            parts = drafter.compute_logits_local(hidden, step)
-            parts = dict(zip(job.played, parts if isinstance(parts, list) else [parts], strict=True))
+            parts = job.by_rank(drafter.compute_logits_local(hidden, step))
             best = job.full_argmax(parts)
             kept.append(kept_promise(job, parts, drafts[:, step], best) == best)
             return job.place(drafts[:, step])

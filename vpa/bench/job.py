@@ -58,6 +58,10 @@ class Job:
             return f"one process emulates {self.tp_size} ranks, on {self.library.__name__} arrays"
         return vpa.comm.describe(self.comm)
 
+    def by_rank(self, parts: Any) -> dict[int, Any]:
+        """What a processor gives for this rank's head, or in a list for all ranks' heads, by the ranks played."""
+        return dict(zip(self.played, parts if isinstance(parts, list) else [parts], strict=True))
+
     def place(self, host: np.ndarray) -> Any:
         """A host array in the job's library."""
         return self.library.asarray(host)

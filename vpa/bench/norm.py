@@ -145,7 +145,7 @@ def _checked(settings: Settings, inputs: _Inputs, head: Head, row: Callable[...,
     processor, head = _processor(settings, job), remembering(head)
     hidden, _ = inputs.normed("one_shot")
     parts = processor.compute_logits_local(head, hidden)
-    right = job.full_argmax(dict(zip(job.played, parts if isinstance(parts, list) else [parts], strict=True)))
+    right = job.full_argmax(job.by_rank(parts))
     for arm, tokens in (
         (FULL, full_argmax(processor.compute_logits(head, hidden))),
         (LOCAL, processor.get_top_tokens(head, hidden)),

@@ -8,7 +8,7 @@ import numpy as np
 
 from vpa.arrays import LAYOUTS
 from vpa.bench.job import Job, to_host
-from vpa.lm_head import Head, ParallelLMHead, gathered_bytes
+from vpa.lm_head import Head, ParallelLMHead, gathered_bytes, one_of
 from vpa.switch import FULL, LOCAL
 
 NO_HEAD = "floor: no head"
@@ -18,7 +18,7 @@ def gathered_for_tokens(job: Job, head: Head, rows: int, layout: str) -> dict[st
     """Bytes of all ranks' contributions that a rank has after each way's gather; none where there is one rank."""
     if job.tp_size == 1:
         return {FULL: 0, LOCAL: 0}
-    one = head if isinstance(head, ParallelLMHead) else head[0]
+    one = one_of(head)
     numbers, dtype = LAYOUTS[layout]
     splits = job.plan(one.weight).splits(rows)
     return {FULL: gathered_bytes(head, rows), LOCAL: job.tp_size * rows * splits * numbers * dtype.itemsize}
