@@ -89,8 +89,8 @@ class ParallelLMHead:
         shards, dtype = _covering(shards), arrays.check_logits_dtype(dtype)
         weight = np.zeros((shards[rank].width, hidden_size), dtype)
         for start, count, first_id in shards[rank].ranges:
-            rows = weights.seeded_rows(seed, first_id, count, hidden_size)
-            weight[start : start + count] = (rows * np.float32(hidden_size**-0.5)).astype(dtype)
+            sized = {"dtype": dtype, "scale": hidden_size**-0.5}
+            weight[start : start + count] = weights.seeded_rows(seed, first_id, count, hidden_size, **sized)
         return cls(library.asarray(weight), shards, rank)
 
     @property

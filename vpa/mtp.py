@@ -121,8 +121,8 @@ class MTPLayer:
         dtype = arrays.check_logits_dtype(dtype)
 
         def matrix(part: int, outputs: int, inputs: int) -> Linear:
-            rows = weights.seeded_rows(mixed(seed, part), 0, outputs, inputs)
-            return Linear(library.asarray((rows * np.float32(inputs**-0.5)).astype(dtype)))
+            sized = {"dtype": dtype, "scale": inputs**-0.5}
+            return Linear(library.asarray(weights.seeded_rows(mixed(seed, part), 0, outputs, inputs, **sized)))
 
         def gain(part: int) -> Any:
             bell = weights.seeded_rows(mixed(seed, part), 0, 1, hidden_size)[0]
@@ -171,4 +171,4 @@ def mixed(seed: int, *parts: int) -> int:
 def seeded_embedding(seed: int, vocab_size: int, hidden_size: int, dtype: Any = "bfloat16", library: Any = np) -> Any:
     """An embedding [vocab_size, hidden_size] of variance 1."""
     dtype = arrays.check_logits_dtype(dtype)
-    return library.asarray(weights.seeded_rows(seed, 0, vocab_size, hidden_size).astype(dtype))
+    return library.asarray(weights.seeded_rows(seed, 0, vocab_size, hidden_size, dtype=dtype))

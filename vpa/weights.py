@@ -5,7 +5,10 @@ A rank reads, or makes, its part of the vocabulary only.
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -104,28 +107,41 @@ def read_tensor(path: str, tensor: str) -> np.ndarray:
         return file.get_tensor(tensor)
 
 
-def seeded_rows(seed: int, first: int, count: int, width: int) -> np.ndarray:
-    """Rows ``first .. first + count - 1`` of a seeded matrix, fp32 [count, width], bell-shaped with variance 1.
+def seeded_rows(
+    seed: int, first: int, count: int, width: int, *, dtype: Any = np.float32, scale: float = 1.0
+) -> np.ndarray:
+    """Rows ``first .. first + count - 1`` of a seeded matrix, [count, width], bell-shaped with variance 1.
 
     A row is a function of seed and number alone: however rows are shared out, the matrix is the same. Numbers are
-    sums of the four 16-bit fields of Philox's words (Salmon et al., SC 2011).
+    sums of the four 16-bit fields of Philox's words (Salmon et al., SC 2011), in fp32; those are multiplied by
+    ``scale`` and rounded to ``dtype``. Blocks of rows are made side by side, on the CPU cores that this process may use.
     """
     counters = -(-width // 4)  # of four words each
-    rows = np.empty((count, width), np.float32)
+    rows = np.empty((count, width), dtype)
     step = max(_SEEDED_WORDS // (4 * counters or 1), 1)
-    for done in range(0, count, step):
+
+    def fill(done: int) -> None:
         part = rows[done : done + step]
         generator = np.random.Philox(key=seed % 2**64).advance((first + done) * counters)
         words = generator.random_raw(len(part) * counters * 4).reshape(len(part), -1)[:, :width]
         total = np.zeros(part.shape, np.int32)
         for field in range(4):
             total += (words >> np.uint64(16 * field)).astype(np.uint16)
-        part[...] = (total - 131070).astype(np.float32) * np.float32(3**0.5 * 2.0**-16)
+        numbers = (total - 131070).astype(np.float32) * np.float32(3**0.5 * 2.0**-16)
+        part[...] = (numbers * np.float32(scale)).astype(dtype)
+
+    with ThreadPoolExecutor(_cores()) as pool:  # NumPy's loops run without the interpreter's lock
+        list(pool.map(fill, range(0, count, step)))
     return rows
 
 
 #: Random words made at once.
 _SEEDED_WORDS = 1 << 20
+
+
+def _cores() -> int:
+    """CPU cores that this process may use; where the system does not say, those that there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _open(path: str):
