@@ -38,6 +38,8 @@ mkdir -p "$folder" || exit 2
 
 # NVLS takes multicast memory, which not every virtual machine gives; without it NCCL takes rings and trees.
 export NCCL_NVLS_ENABLE=0
+# Open MPI binds each of two ranks to a single core, on which Python and NCCL's threads then take turns.
+export OMPI_MCA_hwloc_base_binding_policy=none
 
 if [ $dry = yes ]; then
     tps=${tps:-4}
