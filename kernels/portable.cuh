@@ -109,12 +109,29 @@ VPA_DEVICE void cluster_barrier() {
 #endif
 }
 
+// The same in two parts, for a wait that other work hides: no thread returns from the second before all have come to the
+// first. It orders no memory. On the CPU the second does all of it.
+VPA_DEVICE void cluster_arrive() {
+#if !defined(VPA_SIMT)
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+#endif
+}
+
+VPA_DEVICE void cluster_wait() {
+#if defined(VPA_SIMT)
+    __simt_cluster_barrier();
+#else
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
 // The object in the shared memory of the cluster's block `rank` that `object` is in this block's.
-VPA_DEVICE u64* in_block(u64* object, u32 rank) {
+template <typename T>
+VPA_DEVICE T* in_block(T* object, u32 rank) {
 #if defined(VPA_SIMT)
     return __simt_cluster_map(object, rank);
 #else
-    u64* there;
+    T* there;
     asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(object), "r"(rank));
     return there;
 #endif

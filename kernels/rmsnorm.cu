@@ -1,5 +1,6 @@
 // rmsnorm.cu: a layer's end. Each block takes one row: partial sums are added over ranks, then the residual, then the
-// row is normed; a block holds its row in registers, so that all memory is read once and written once.
+// row is normed; a block holds its row in registers, so that all memory is read once and written once. Where rows are
+// few, the blocks of a cluster share a row, since one multiprocessor takes longer to add it up than to read it.
 //
 // vpa/rmsnorm.py says what is rounded where, and in which order squares are added: by groups of 16 bytes of a row, one
 // a thread and step; by chunks, the 32 groups of a warp; then all chunks. A row's bits so depend on its length alone,
@@ -11,7 +12,8 @@
 //
 // Needs VPA_DTYPE; VPA_RANKS; VPA_RESIDUAL, 1 if there is one; VPA_ROUNDING, one of the three below; VPA_WEIGHT32, 1 if
 // the weight is fp32 and the data is not; VPA_THREADS; VPA_GROUPS, groups of a thread; VPA_WIDE, 1 if every group of
-// every array is whole and aligned to 16 bytes; VPA_FULL, 1 if threads have all their groups; VPA_NORM; VPA_KEEP.
+// every array is whole and aligned to 16 bytes; VPA_FULL, 1 if threads have all their groups; VPA_PARTS, blocks of a row,
+// at most 8; VPA_CLUSTER, 1 if those are a cluster, which a sum alone does without; VPA_NORM; VPA_KEEP.
 
 #define ROUND_ONCE 0
 #define ROUND_UNROUNDED 1
@@ -19,7 +21,7 @@
 
 #define PER_GROUP (4 * PER_WORD)
 #define WARPS (VPA_THREADS / VPA_WARP)
-#define CHUNKS (WARPS * VPA_GROUPS)
+#define CHUNKS (WARPS * VPA_GROUPS * VPA_PARTS)
 #define SLOTS (CHUNKS <= VPA_WARP ? 1 : CHUNKS <= 2 * VPA_WARP ? 2 : 4)  // chunks of a lane, in the sum over all
 
 // Ranks whose partial sums a thread has in flight: 8 loads in all, in registers until they are added. Fewer, and a loop
@@ -27,6 +29,12 @@
 #define UNROLLED (VPA_RANKS <= 16 && VPA_THREADS <= 512)
 #define IN_FLIGHT ((UNROLLED ? 8 : 4) / VPA_GROUPS)
 #define BATCH (VPA_RANKS < IN_FLIGHT ? VPA_RANKS : IN_FLIGHT)
+
+#if VPA_CLUSTER
+#define CLUSTER VPA_CLUSTER_DIMS(VPA_PARTS)
+#else
+#define CLUSTER
+#endif
 
 #if VPA_WEIGHT32
 #define WEIGHT_LOADS 2
@@ -214,7 +222,7 @@ VPA_DEVICE void norm_group(float* numbers, float scale, const Weights& weights) 
 typedef Word WeightWord;
 #endif
 
-extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024)
+extern "C" __global__ void CLUSTER VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024)
     residual_rmsnorm(const Word* partials,  // rank 0, row 0
                      i64 rank_stride,       // words; any sign, 0 too
                      i64 row_stride,        // likewise
@@ -226,9 +234,14 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024)
                      u32 hidden,
                      float eps,
                      float per_column) {  // 1 / hidden
-    const i64 row = blockIdx.x;
+    const i64 row = blockIdx.x / VPA_PARTS;
+    const u32 part = blockIdx.x % VPA_PARTS;  // of the row
+    const u32 first_group = part * (VPA_THREADS * VPA_GROUPS) + threadIdx.x;
     const Word* run = partials + row * row_stride;
     (void)residual, (void)residual_stride, (void)weight, (void)normed, (void)new_residual, (void)eps, (void)per_column;
+#if VPA_CLUSTER
+    cluster_arrive();
+#endif
     overlap_with_neighbours();
 
     float numbers[VPA_GROUPS][PER_GROUP];
@@ -236,7 +249,7 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024)
     Words4 rest[VPA_GROUPS];
 #pragma unroll
     for (u32 k = 0; k < VPA_GROUPS; k++) {
-        rest[k] = load_group(residual + row * residual_stride, threadIdx.x + k * VPA_THREADS, hidden);
+        rest[k] = load_group(residual + row * residual_stride, first_group + k * VPA_THREADS, hidden);
     }
 #endif
 #if UNROLLED
@@ -251,7 +264,7 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024)
 #pragma unroll
             for (u32 k = 0; k < VPA_GROUPS; k++) {
                 if (VPA_RANKS % BATCH == 0 || first + i < VPA_RANKS) {
-                    words[i][k] = load_group(run + (first + i) * rank_stride, threadIdx.x + k * VPA_THREADS, hidden);
+                    words[i][k] = load_group(run + (first + i) * rank_stride, first_group + k * VPA_THREADS, hidden);
                 }
             }
         }
@@ -273,7 +286,7 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024)
 #endif
 #pragma unroll
     for (u32 k = 0; k < VPA_GROUPS; k++) {
-        const u32 group = threadIdx.x + k * VPA_THREADS;
+        const u32 group = first_group + k * VPA_THREADS;
 #if VPA_NORM
         weights[k] = load_weights(weight, group, hidden);  // before the barrier, whose wait hides it
 #endif
@@ -286,23 +299,40 @@ extern "C" __global__ void VPA_LAUNCH_BOUNDS(VPA_THREADS, 1024)
         round_group(numbers[k]);
 #endif
 #endif
-#if VPA_KEEP
+#if VPA_KEEP && !VPA_CLUSTER
         store_group(new_residual + row * hidden, group, hidden, numbers[k]);
 #endif
 #if VPA_NORM
         const float sum = warp_sum(squares_of(numbers[k]));
-        if (threadIdx.x % VPA_WARP == 0) {
-            chunk[threadIdx.x / VPA_WARP + k * WARPS] = sum;
+        const u32 number = threadIdx.x / VPA_WARP + (part * VPA_GROUPS + k) * WARPS;
+#if VPA_CLUSTER
+        if (k == 0) {
+            cluster_wait();  // all blocks have begun: their shared memory is theirs
         }
+        if (threadIdx.x % VPA_WARP < VPA_PARTS) {  // a lane for each block
+            *in_block(&chunk[number], threadIdx.x % VPA_WARP) = sum;
+        }
+#else
+        if (threadIdx.x % VPA_WARP == 0) {
+            chunk[number] = sum;
+        }
+#endif
 #endif
     }
 #if VPA_NORM
+#if VPA_CLUSTER
+    cluster_barrier();
+#else
     __syncthreads();
+#endif
     const float scale = reciprocal_root(add(multiply(sum_of_chunks(chunk), per_column), eps));
 #pragma unroll
     for (u32 k = 0; k < VPA_GROUPS; k++) {
+#if VPA_KEEP && VPA_CLUSTER  // not earlier: the cluster's barrier would wait for it
+        store_group(new_residual + row * hidden, first_group + k * VPA_THREADS, hidden, numbers[k]);
+#endif
         norm_group(numbers[k], scale, weights[k]);
-        store_group(normed + row * hidden, threadIdx.x + k * VPA_THREADS, hidden, numbers[k]);
+        store_group(normed + row * hidden, first_group + k * VPA_THREADS, hidden, numbers[k]);
     }
 #endif
 }

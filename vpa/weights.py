@@ -114,7 +114,7 @@ def seeded_rows(
 
     A row is a function of seed and number alone: however rows are shared out, the matrix is the same. Numbers are
     sums of the four 16-bit fields of Philox's words (Salmon et al., SC 2011), in fp32; those are multiplied by
-    ``scale`` and rounded to ``dtype``. Blocks of rows are made side by side, on the CPU cores that this process may use.
+    ``scale`` and rounded to ``dtype``. Blocks of rows are made side by side, on the CPU cores that the process may use.
     """
     counters = -(-width // 4)  # of four words each
     rows = np.empty((count, width), dtype)

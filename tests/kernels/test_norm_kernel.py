@@ -32,6 +32,27 @@ def test_the_kernel_gives_the_rules_bits(dtype, rounding, warp_size):
             assert same(kept, expected[1]) and same(normed, expected[0]), (hidden, order, kind)
 
 
+@pytest.mark.parametrize("warp_size", WARPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_shared_by_the_blocks_of_a_cluster_have_the_same_bits(dtype, warp_size):
+    wide = 16 // DTYPES[dtype].itemsize
+    for number, (rows, groups, parts) in enumerate(((1, 768, 8), (2, 1000, 8), (9, 384, 4), (2, 385, 4))):
+        hidden = groups * wide - number % 2  # even rows whole groups, odd ones not
+        partials, residual, weight = inputs(dtype, 2, rows, hidden, number)
+        alone, shared = ([np.zeros_like(residual) for _ in range(2)] for _ in range(2))
+        run(norm_launches.norm(partials, residual, weight, 1e-6, "once", *alone), warp_size)
+        launch = norm_launches.norm(partials, residual, weight, 1e-6, "once", *shared, clusters=True)
+        assert (launch.defines["parts"], launch.defines["cluster"], launch.grid) == (parts, 1, rows * parts)
+        run(launch, warp_size, ORDERS[number % len(ORDERS)])
+        assert all(same(a, b) for a, b in zip(alone, shared, strict=True)), (rows, hidden)
+        total, summed = np.zeros_like(residual), norm_launches.norm(partials, None, None, 0, "once", None, alone[1])
+        run(summed, warp_size)
+        launch = norm_launches.norm(partials, None, None, 0, "once", None, total, clusters=True)
+        assert (launch.defines["parts"], launch.defines["cluster"]) == (parts, 0)
+        run(launch, warp_size)
+        assert same(total, alone[1])
+
+
 def test_what_is_not_asked_for_is_neither_read_nor_written():
     parts, residual, weight = inputs("bfloat16", 3, 2, 264)
     normed, kept = np.empty_like(residual), np.empty_like(residual)
@@ -53,21 +74,32 @@ class TestLaunches:
 
     @pytest.mark.parametrize(
         ("hidden", "itemsize", "threads", "groups"),
-        [(1, 2, 32, 1), (768, 2, 96, 1), (4096, 2, 512, 1), (5120, 2, 320, 2), (6144, 2, 384, 2), (7168, 2, 448, 2),
-         (8192, 2, 512, 2), (16384, 2, 1024, 2), (2048, 4, 512, 1), (7168, 4, 448, 4), (16384, 4, 1024, 4)],
+        [(1, 2, 32, 1), (768, 2, 96, 1), (4096, 2, 512, 1), (5120, 2, 640, 1), (6144, 2, 768, 1), (7168, 2, 896, 1),
+         (8192, 2, 1024, 1), (16384, 2, 1024, 2), (2048, 4, 512, 1), (7168, 4, 896, 2), (16384, 4, 1024, 4)],
     )  # fmt: skip
     def test_shapes(self, hidden, itemsize, threads, groups):
-        assert NormShape.of(hidden, itemsize) == NormShape(threads, groups)
+        assert NormShape.of(hidden, itemsize, 17, True) == NormShape(threads, groups)
+        assert NormShape.of(hidden, itemsize, 1, False) == NormShape(threads, groups)
+
+    @pytest.mark.parametrize(
+        ("hidden", "rows", "shape"),
+        [(7168, 1, (128, 1, 8)), (7168, 8, (128, 1, 8)), (7168, 9, (224, 1, 4)), (7168, 16, (224, 1, 4)),
+         (16384, 4, (256, 1, 8)), (6144, 1, (96, 1, 8)), (6143, 1, (96, 1, 8)), (6136, 1, (192, 1, 4)),
+         (3072, 16, (96, 1, 4)), (3064, 16, (384, 1, 1)), (7168, 17, (896, 1, 1))],
+    )  # fmt: skip
+    def test_few_long_rows_are_shared_by_blocks(self, hidden, rows, shape):
+        assert NormShape.of(hidden, 2, rows, True) == NormShape(*shape)
 
     def test_every_row_fits(self):
         for itemsize in (2, 4):
             for hidden in range(1, 16385):
-                shape = NormShape.of(hidden, itemsize)
-                assert shape.threads % 32 == 0 and shape.threads <= 1024
-                assert shape.groups * 16 // itemsize <= norm_launches.MAX_NUMBERS
-                assert shape.threads * shape.groups * 16 >= hidden * itemsize
+                for rows in (1, 16, 17):
+                    shape = NormShape.of(hidden, itemsize, rows, True)
+                    assert shape.threads % 32 == 0 and shape.threads <= 1024
+                    assert shape.groups * 16 // itemsize <= norm_launches.MAX_NUMBERS
+                    assert shape.threads * shape.groups * shape.parts * 16 >= hidden * itemsize
             with pytest.raises(ValueError, match="a row has 16385 elements; a block holds at most 16384"):
-                NormShape.of(16385, itemsize)
+                NormShape.of(16385, itemsize, 17, True)
 
     @pytest.mark.parametrize(
         ("change", "wide", "full"),

@@ -151,7 +151,7 @@ def test_floors(order, warp_size):
     assert np.array_equal(sink, of_thread.reshape(4, 32).max(axis=1))
 
 
-BARRIER = re.compile(r"__syncthreads\(\);|\bcluster_barrier\(\);")
+BARRIER = re.compile(r"__syncthreads\(\);|\bcluster_barrier\(\);|\bcluster_wait\(\);")
 
 
 #: Barriers between instructions that only NVIDIA has, by kernel and number: racecheck of compute-sanitizer sees them.
@@ -186,6 +186,12 @@ def norm_launch() -> launches.Launch:
     return norm_launches.norm(rows[None], None, rows[0], 1e-6, "once", np.empty_like(rows), np.empty_like(rows))
 
 
+def shared_norm_launch() -> launches.Launch:
+    rows = np.ones((2, 3072), np.float32)
+    outputs = np.empty_like(rows), np.empty_like(rows)
+    return norm_launches.norm(rows[None], None, rows[0], 1e-6, "once", *outputs, clusters=True)
+
+
 def finish_launch(form: str) -> launches.Launch:
     """The finish of a verification of two requests of three rows, over two ranks."""
     rows, numbers = np.zeros(6, np.int64), np.ones(2, np.int32)
@@ -207,6 +213,8 @@ NEEDS_BARRIERS = {
     )[0],
     ("head_candidates", "__syncthreads();"): head_launch,
     ("residual_rmsnorm", "__syncthreads();"): norm_launch,
+    ("residual_rmsnorm", "cluster_barrier();"): shared_norm_launch,
+    ("residual_rmsnorm", "cluster_wait();"): shared_norm_launch,
     ("greedy_verify", "__syncthreads();"): lambda: finish_launch("candidate"),
 }
 

@@ -98,8 +98,10 @@ def _norms():
         ):
             rows = np.empty((2, hidden), dtype)
             weight, held = np.empty(hidden, weight_dtype), rows if residual else None
-            yield norm_launches.norm(np.empty((ranks, 2, hidden), dtype), held, weight, 0, rounding, rows, rows)
-    yield norm_launches.norm(np.empty((4, 2, hidden), dtype), None, None, 0, "once", None, rows)  # a sum
+            arrays = (np.empty((ranks, 2, hidden), dtype), held, weight, 0, rounding, rows, rows)
+            for clusters in (False, True):
+                yield norm_launches.norm(*arrays, clusters=clusters)
+    yield norm_launches.norm(np.empty((4, 2, hidden), dtype), None, None, 0, "once", None, rows, clusters=True)  # a sum
     yield norm_launches.norm(np.empty((1, 2, hidden), dtype), None, weight, 0, "once", rows, None)  # a norm
 
 

@@ -116,6 +116,11 @@ def is_hopper_or_newer(device: int) -> bool:
     return not cupy.cuda.runtime.is_hip and int(cupy.cuda.Device(device).compute_capability) >= 90
 
 
+def has_clusters() -> bool:
+    """Whether the current GPU has clusters of blocks."""
+    return is_hopper_or_newer(cupy.cuda.runtime.getDevice())
+
+
 def has_tensor_cores() -> bool:
     """Whether the current GPU has NVIDIA's tensor cores as compute capability 8.0 knows them."""
     device = cupy.cuda.runtime.getDevice()

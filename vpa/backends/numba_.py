@@ -58,7 +58,7 @@ def prepare_rmsnorm(
 ) -> Prepared:
     """``residual_rmsnorm`` packed once, for its own arrays, which have to live as long; rows >= 1."""
     launch = norm_launches.norm(partials, residual, weight, eps, rounding, normed, new_residual)
-    defines = {key: value for key, value in launch.defines.items() if key != "dtype"}
+    defines = {key: value for key, value in launch.defines.items() if key not in ("dtype", "parts", "cluster")}
     kernel = numba_norm.residual_rmsnorm(partials.dtype.name, **defines)
     *arrays_and_strides, hidden, single_eps, per_column = launch.args
     numbers = int(hidden), int(single_eps.view(np.uint32)), int(per_column.view(np.uint32))

@@ -10,7 +10,7 @@ import numpy as np
 
 from vpa.arrays import multiprocessors
 from vpa.backends import head_launches, launches, norm_launches
-from vpa.backends.launcher import Prepared, has_tensor_cores
+from vpa.backends.launcher import Prepared, has_clusters, has_tensor_cores
 from vpa.plan import MAX_THREADS
 from vpa.transform import Transform
 from vpa.vocab import VocabShard
@@ -26,7 +26,7 @@ def run(launch: launches.Launch, overlap: bool = True) -> None:
 
 local_argmax_candidates = functools.partial(launches.local_argmax_candidates, run)
 pick_from_candidates = functools.partial(launches.pick_from_candidates, run)
-residual_rmsnorm = functools.partial(norm_launches.residual_rmsnorm, run)
+residual_rmsnorm = functools.partial(norm_launches.residual_rmsnorm, run, has_clusters)
 
 
 def prepare_scan(
@@ -94,4 +94,5 @@ def prepare_rmsnorm(
     overlap: bool = True,
 ) -> Prepared:
     """``residual_rmsnorm`` packed once, for its own arrays, which have to live as long; rows >= 1."""
-    return Prepared(norm_launches.norm(partials, residual, weight, eps, rounding, normed, new_residual), overlap)
+    arrays = (partials, residual, weight, eps, rounding, normed, new_residual)
+    return Prepared(norm_launches.norm(*arrays, clusters=has_clusters()), overlap)
