@@ -109,8 +109,8 @@ VPA_DEVICE void cluster_barrier() {
 #endif
 }
 
-// The same in two parts, for a wait that other work hides: no thread returns from the second before all have come to the
-// first. It orders no memory. On the CPU the second does all of it.
+// The same in two parts, for a wait that other work hides: no thread returns from the second before all have come to
+// the first. It orders no memory. On the CPU the second does all of it.
 VPA_DEVICE void cluster_arrive() {
 #if !defined(VPA_SIMT)
     asm volatile("barrier.cluster.arrive.relaxed.aligned;");

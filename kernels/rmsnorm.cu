@@ -12,8 +12,8 @@
 //
 // Needs VPA_DTYPE; VPA_RANKS; VPA_RESIDUAL, 1 if there is one; VPA_ROUNDING, one of the three below; VPA_WEIGHT32, 1 if
 // the weight is fp32 and the data is not; VPA_THREADS; VPA_GROUPS, groups of a thread; VPA_WIDE, 1 if every group of
-// every array is whole and aligned to 16 bytes; VPA_FULL, 1 if threads have all their groups; VPA_PARTS, blocks of a row,
-// at most 8; VPA_CLUSTER, 1 if those are a cluster, which a sum alone does without; VPA_NORM; VPA_KEEP.
+// every array is whole and aligned to 16 bytes; VPA_FULL, 1 if threads have all their groups; VPA_PARTS, blocks of a
+// row, at most 8; VPA_CLUSTER, 1 if those are a cluster, which a sum alone does without; VPA_NORM; VPA_KEEP.
 
 #define ROUND_ONCE 0
 #define ROUND_UNROUNDED 1
