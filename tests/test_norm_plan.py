@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from vpa import norm_plan
+from vpa import norm_plan, record
 from vpa.norm import MODES
-from vpa.norm_plan import Rates, choose, one_shot_limit, received_bytes
+from vpa.norm_plan import MEASURED_LIMITS, Rates, choose, one_shot_limit, received_bytes
+
+RECORD = Path(__file__).resolve().parent.parent / "mpi_runs" / "results" / "norm_h200_nvlink_2.json"
 
 
-@pytest.mark.parametrize(("tp", "limit"), [(2, 2_400_000), (3, 864_000), (4, 654_545), (8, 480_000)])
-def test_limits_of_the_nominal_rates(tp, limit):
-    assert abs(one_shot_limit(tp) - limit) <= 1
+@pytest.mark.parametrize(("tp", "limit"), [(2, MEASURED_LIMITS[2]), (3, 615_613), (4, 448_780), (8, 319_075)])
+def test_limits(tp, limit):
+    how = "measured" if tp == 2 else "computed"
     rows = limit // (7168 * 2)
     assert choose(rows, 7168, 2, tp, "nccl").mode == "one_shot"
     assert choose(rows + 2, 7168, 2, tp, "nccl").mode == "all_reduce"
+    if how == "computed":
+        assert abs(one_shot_limit(tp) - limit) <= 1
     for given in (rows, rows + 2):
         choice = choose(given, 7168, 2, tp, "nccl")
-        assert f"{given * 14336} bytes a rank" in choice.reason and "computed" in choice.reason
+        assert f"{given * 14336} bytes a rank" in choice.reason and how in choice.reason
+
+
+def test_the_measured_limit_and_rates_are_those_of_the_record():
+    medians = {
+        (row["input"], row["rows"], row["arm"]): (row["median_us"], row["bytes_moved"])
+        for row in record.read(RECORD)["rows"]
+        if row["mode"] == "captured" and row["cache"] == "hot" and row["input"].startswith("norm")
+    }
+    modes = {}
+    for input_name, rows, arm in medians:
+        if arm == "one_shot":
+            size = rows * int(input_name.split()[1]) * 2
+            modes[size] = [medians[input_name, rows, mode][0] for mode in ("one_shot", "all_reduce")]
+    quicker = {size: one_shot < all_reduce for size, (one_shot, all_reduce) in modes.items()}
+    limit = MEASURED_LIMITS[2]
+    assert all(quicker[size] == (size <= limit) for size in quicker) and limit == max(filter(quicker.get, quicker))
+
+    def rate(arm: str) -> float:
+        time, moved = medians["norm 7168", 4096, arm]
+        return 1e6 * moved / time
+
+    steps = [modes[hidden * 2][1] - modes[hidden * 2][0] for hidden in (6144, 7168)]
+    assert norm_plan.RATES.link == pytest.approx(rate("floor: bare gather"), rel=0.02)
+    assert norm_plan.RATES.memory == pytest.approx(rate("floor: plain move"), rel=0.05)
+    assert 1e6 * norm_plan.RATES.step == pytest.approx(sum(steps) / 2, rel=0.05)
 
 
 def test_limits_are_where_both_take_as_long():
@@ -35,8 +66,9 @@ def test_limits_are_where_both_take_as_long():
 
 
 def test_slower_links_and_quicker_steps_favour_fewer_bytes():
-    assert one_shot_limit(4, Rates(25e9, 4.8e12, 1e-6)) < one_shot_limit(4)
-    assert one_shot_limit(4, Rates(450e9, 4.8e12, 2e-6)) > one_shot_limit(4)
+    assert one_shot_limit(4, Rates(25e9, 4e12, 1.2e-6)) < one_shot_limit(4)
+    assert one_shot_limit(4, Rates(230e9, 4e12, 2e-6)) > one_shot_limit(4)
+    assert choose(200, 7168, 2, 2, "nccl", Rates(450e9, 4.8e12, 2e-6)).mode == "one_shot"
 
 
 @pytest.mark.parametrize("transport", ["solo", "mpi", "nccl"])

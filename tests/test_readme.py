@@ -1,4 +1,4 @@
-"""README: its tables are what its commands print from committed records, and what it names exists."""
+"""README and docs/results.md: tables are what the commands print from committed records, and what is named exists."""
 
 from __future__ import annotations
 
@@ -8,23 +8,49 @@ from pathlib import Path
 
 import pytest
 
-from vpa import record, report
+from vpa import predict, record, report
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text()
-REPORTS = re.findall(r"^\s*(?:\.venv/bin/)?python -m vpa\.report (mpi_runs/\S+[^\n]*)$", TEXT, re.MULTILINE)
+PAGES = {"README.md": TEXT, "docs/results.md": (ROOT / "docs/results.md").read_text()}
+COMMAND = re.compile(r"^\s*(?:\.venv/bin/)?python -m vpa\.report (mpi_runs/\S+[^\n]*)$", re.MULTILINE)
+REPORTS = [(page, arguments) for page, text in PAGES.items() for arguments in COMMAND.findall(text)]
+
+#: What a report says in numbers: lines of its tables, and the sentence on a crossover.
+NUMBERS = ("|", "crossover: ")
 
 
-def test_there_are_reports():
-    assert REPORTS
+def test_every_table_has_its_command():
+    for page, text in PAGES.items():
+        tables = re.findall(r"^\| ---: \|", text, re.MULTILINE)
+        assert tables and len(COMMAND.findall(text)) <= len(tables), page
+        assert {one for one, _ in REPORTS} == set(PAGES)
 
 
-@pytest.mark.parametrize("arguments", REPORTS)
-def test_tables_are_what_the_command_prints(arguments, capsys, monkeypatch):
+@pytest.mark.parametrize(("page", "arguments"), REPORTS)
+def test_tables_are_what_the_command_prints(page, arguments, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert report.main(shlex.split(arguments, comments=True)) == 0
-    tables = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert tables and "\n".join(tables) in "\n".join(line for line in TEXT.splitlines() if line.startswith("|"))
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(NUMBERS)]
+    shown = [line for line in PAGES[page].splitlines() if line.startswith(NUMBERS)]
+    assert printed and "\n".join(printed) in "\n".join(shown)
+
+
+def test_the_cost_model_errs_as_it_is_said_to(capsys):
+    """Medians and the largest error over points that a fit had not seen, of the two records over NVLink."""
+    names = [ROOT / f"mpi_runs/results/break_even_{shape}_h200_nvlink_2.json" for shape in ("glm-5.2", "deepseek-v3")]
+    assert predict.main(list(map(str, names))) == 0
+    lines = re.findall(
+        r"^\| one (batch size|shape) \| (.*?) \| \d+ \| (.*?) \| (.*?) \|", capsys.readouterr().out, re.M
+    )
+    median = {arm: [float(line[2]) for line in lines if line[1] == arm] for arm in ("full gather", "local argmax")}
+    assert len(lines) == 4
+    words = (
+        "by {:.0f} % (full gather) and {:.0f} to {:.0f} % (local argmax) in the median and by up to {:.0f} %".format(
+            max(median["full gather"]), *sorted(median["local argmax"]), max(float(line[3]) for line in lines)
+        )
+    )
+    assert words in " ".join(TEXT.split())
 
 
 def test_links_and_paths_exist():

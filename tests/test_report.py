@@ -218,3 +218,15 @@ def test_the_command_line_is_kept_as_a_shell_takes_it(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", types.SimpleNamespace(name="vpa.run"))
     assert record.command(2) == "mpirun -n 2 python -m vpa.run --hidden 'my states.npy' --rows 1,8"
     assert shlex.split(record.command()) == ["python", "-m", "vpa.run", *sys.argv[1:]]
+
+
+def test_how_gpus_are_joined_is_read_from_their_matrix():
+    """As nvidia-smi prints it: names underlined, a column for each GPU and network adapter, then affinities."""
+    matrix = (
+        "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m\n"
+        "GPU0\t X \tNV18\tPHB\t0-31\t0\nGPU1\tNV18\t X \tSYS\t0-31\t0\nNIC0\tPHB\tSYS\t X \n\n"
+        "Legend:\n\n  X    = Self\n  NV#  = Connection traversing a bonded set of # NVLinks\n"
+    )
+    assert record.links_of(matrix) == {"GPU0": ["X", "NV18"], "GPU1": ["NV18", "X"]}
+    assert record.links_of("\tGPU0\tCPU Affinity\nGPU0\t X \t0-15\n") == {"GPU0": ["X"]}
+    assert record.links_of("no devices were found") == {}

@@ -65,12 +65,17 @@ class Crossover:
             text = f"crossover: none needed, the local argmax pays at every size from {self.smallest} rows on"
         else:
             text = f"crossover: the local argmax pays from {size(self.rows)} rows on"
-        text += f"; {CONFIDENCE:.0%} of resamples: {self.ends(self.low)} to {self.ends(self.high)}"
+        text += f"; {CONFIDENCE:.0%} of resamples: {self.span()}"
         if 0 < self.none < 1 or (self.none == 1 and self.rows != np.inf):
             text += f", {self.none:.0%} of them with none in range"
         if self.changes > 1:
             text += f"; the difference changes its sign {self.changes} times, and the last of them counts"
         return text
+
+    def span(self) -> str:
+        """The interval in words."""
+        low, high = self.ends(self.low), self.ends(self.high)
+        return low if low == high else f"{low} to {high}"
 
     def ends(self, rows: float) -> str:
         """A batch size as ``rows``, ``low`` and ``high`` hold it, in words."""

@@ -133,7 +133,7 @@ def _study(figure: Any, device: str, one: Study) -> bool:
     largest = max(abs(value) for point in points for value in (point.low, point.high, point.saved))
     right.set_yscale("symlog", linthresh=max(min(abs(point.saved) for point in points), largest / 1e3, 1e-3))
     right.yaxis.set_major_formatter(_plain)
-    _panel(right, "Saved by the local argmax; grey: the same arm against itself", "", saved)
+    _panel(right, "Saved by the local argmax; grey: it against itself", "", saved)
     right.set_ylabel("full gather - local argmax, µs, 95% interval")
     right.axhline(0, color=_LIMIT, linewidth=1.2, zorder=1)
     noise = [abs(point.noise or 0) for point in points]

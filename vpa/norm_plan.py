@@ -1,7 +1,8 @@
 """Which mode of the norm moves least, by bytes, ranks and transport: a pure function of what all ranks have alike.
 
-The choice is **computed, not measured**: from the bytes below and the nominal rates of an H200. ``python -m vpa.run
-norm`` over NCCL measures the modes side by side; what it says should replace ``RATES``.
+Two ranks joined by NVLink were **measured** (``python -m vpa.run norm``, ``mpi_runs/results/norm_h200_nvlink_2.json``).
+For more ranks the choice is **computed**, from the bytes below and rates that are that record's. They are too kind to
+``one_shot``: for two ranks they say 2.4 MB, ten times what was measured, since NCCL gathers slower than it reduces.
 
 For partial sums of S bytes a rank (rows * hidden size * bytes of an element) and tp ranks:
 
@@ -30,8 +31,13 @@ class Rates:
     step: float
 
 
-#: Nominal: NVLink 4 in one direction, HBM3e of an H200; a microsecond a step is an assumption.
-RATES = Rates(link=450e9, memory=4.8e12, step=1e-6)
+#: Of two H200 joined by NVLink, over NCCL without NVLS. link: the bare gather of [4096, 7168] bf16. memory: the plain
+#: move of that record. step: what ``all_reduce`` takes longer than ``one_shot`` for one row, which is its second step.
+RATES = Rates(link=230e9, memory=4.0e12, step=1.2e-6)
+
+#: Ranks, and bytes a rank up to which ``one_shot`` was the quicker one: the largest measured, 16 rows of 7168 bf16,
+#: took 9.65 us against 10.22; the next, 786432 bytes, 15.08 us against 13.89.
+MEASURED_LIMITS = {2: 229376}
 
 
 @dataclass(frozen=True)
@@ -42,12 +48,13 @@ class Choice:
     reason: str
 
 
-def choose(rows: int, hidden: int, itemsize: int, tp: int, transport: str, rates: Rates = RATES) -> Choice:
+def choose(rows: int, hidden: int, itemsize: int, tp: int, transport: str, rates: Rates | None = None) -> Choice:
     """The mode for ``rows`` rows over a communicator's ``transport`` (``comm.transport``), by time alone.
 
     Over NCCL ``one_shot`` alone has the bits of ``vpa.rmsnorm``: who needs them takes it, whatever it costs.
 
-    ``ValueError`` for a transport that is not known.
+    rates: of another machine; by default what was measured counts, and elsewhere ``RATES``. ``ValueError`` for a
+    transport that is not known.
     """
     tp = positive("tp", tp)
     if transport not in ("solo", "mpi", "nccl"):
@@ -56,10 +63,12 @@ def choose(rows: int, hidden: int, itemsize: int, tp: int, transport: str, rates
         return Choice("one_shot", "one rank: nothing travels")
     if transport == "mpi":
         return Choice("one_shot", "host memory: every collective is an all-gather, and one_shot makes one")
-    size, limit = rows * hidden * itemsize, one_shot_limit(tp, rates)
+    measured = rates is None and tp in MEASURED_LIMITS
+    limit = MEASURED_LIMITS[tp] if measured else one_shot_limit(tp, rates or RATES)
+    size, how = rows * hidden * itemsize, "measured" if measured else "computed"
     if size <= limit:
-        return Choice("one_shot", f"{size} bytes a rank, at most {limit}: fewer steps outweigh more bytes (computed)")
-    return Choice("all_reduce", f"{size} bytes a rank, above {limit}: fewer bytes outweigh more steps (computed)")
+        return Choice("one_shot", f"{size} bytes a rank, at most {limit}: fewer steps outweigh more bytes ({how})")
+    return Choice("all_reduce", f"{size} bytes a rank, above {limit}: more steps cost less than its bytes ({how})")
 
 
 def one_shot_limit(tp: int, rates: Rates = RATES) -> int:

@@ -43,6 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unseen = cost_model.held_out(observed)
     for content in contents:
         print(report.describe(content) + "\n")
+    if any(record.co_located(content["environment"]) for content in contents):
+        print(
+            "Ranks shared a GPU, on which a product takes as long for any number of them: what follows holds for no "
+            "other number of ranks, and for no GPU of a rank's own.\n"
+        )
     print(f"Fitted to {len(observed)} times, {mode}:\n\n{markdown(coefficient_table(model))}\n")
     print(f"Error on points that a fit had not seen:\n\n{markdown(error_table(unseen, observed))}\n")
     print(
@@ -71,9 +76,10 @@ def coefficient_table(model: Model) -> Table:
 
 
 def error_table(unseen: Sequence[HeldOut], observed: Sequence[Observation]) -> Table:
-    """Absolute relative errors of both arms, in percent, where a batch size or a number of ranks was left out."""
+    """Errors of both arms in percent, unsigned, where a batch size, a shape or a number of ranks was left out."""
     table = [["left out", "arm", "points", "median, %", "largest, %", "at"]]
-    for kind, found in (("one batch size", unseen), ("one tp", cost_model.held_out(observed, "tp"))):
+    by_shape, by_tp = (cost_model.held_out(observed, by) for by in ("shape", "tp"))
+    for kind, found in (("one batch size", unseen), ("one shape", by_shape), ("one tp", by_tp)):
         for arm in (FULL, LOCAL):
             errors = [(abs(one.error), one) for one in found if one.observation.arm == arm]
             if not errors:
@@ -91,9 +97,8 @@ def crossover_table(rows: Sequence[Row], model: Model, multiprocessors: int) -> 
     for one in study.studies(row for row in rows if row["gather"] == "included"):
         row, found = one.row, one.crossover
         cells = [str(row[key]) for key in ("input", "dtype", "vocab", "tp")]
-        ends = f"{found.ends(found.low)} to {found.ends(found.high)}"
         modelled = model.crossover(cost_model.case_of(row, multiprocessors))
-        table.append([*cells, found.ends(found.rows), ends, _rows_words(modelled)])
+        table.append([*cells, found.ends(found.rows), found.span(), _rows_words(modelled)])
     return table
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import reprlib
 import shlex
 import subprocess
@@ -124,6 +125,11 @@ def device(env: dict[str, Any]) -> str:
     return gpus[0] if gpus else env["ranks"][0]["cpu"]
 
 
+def co_located(env: dict[str, Any]) -> bool:
+    """Whether ranks shared a GPU: then times are not of links, and a rank's work waits for the others'."""
+    return "co-located" in (env["reason"] or "")
+
+
 def command(ranks: int = 1) -> str:
     """The command line of this run, as a user would type it."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
@@ -238,7 +244,23 @@ def _gpu() -> dict[str, Any] | None:
         "driver": cupy.cuda.runtime.driverGetVersion(),
         "runtime": cupy.cuda.runtime.runtimeGetVersion(),
         "smi": _smi(),
+        "links": _links(),
     }
+
+
+def _links() -> dict[str, list[str]] | None:
+    """How the GPUs of this machine are joined: each one's row of nvidia-smi's matrix, as NV18 for 18 NVLinks."""
+    try:
+        return links_of(_output(["nvidia-smi", "topo", "-m"]))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def links_of(matrix: str) -> dict[str, list[str]]:
+    """The rows of GPUs in what ``nvidia-smi topo -m`` prints, their columns of GPUs alone."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).split() for line in matrix.splitlines()]
+    rows = [words for words in lines if words and re.fullmatch(r"GPU\d+", words[0]) and "X" in words]
+    return {words[0]: words[1 : len(rows) + 1] for words in rows}
 
 
 def _smi() -> str | None:

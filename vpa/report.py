@@ -163,8 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown:
             return _lacking(path, f"arm {', '.join(map(repr, unknown))}", (row["arm"] for row in rows))
         rows = [row for row in rows if arms is None or row["arm"] in arms]
-        drawn = options.figures and study.studies(rows)
-        if (options.summary or options.figures) and not comparison.has_parts(rows) and not drawn:
+        if (options.summary or options.figures) and not comparison.has_parts(rows) and not study.studies(rows):
             return _lacking(path, "times of parts, as compare takes them", (content["experiment"],))
         if options.figures:
             code = _figures(path, content, rows, options.figures)
@@ -190,17 +189,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--input", metavar="FAMILY", help="only times of this input (default: all)")
     add("--strides", metavar="NAME", help="of compare: only times of logits laid out so (default: all)")
     add("--compare", action="store_true", help="of two records: only the times that moved by more than their noise")
-    add("--summary", action="store_true", help="of compare: only the summary, of the first table's times")
+    add("--summary", action="store_true", help="of compare: only the first table; of break-even: only what is saved")
     add("--figures", metavar="FOLDER", help="of compare, break-even: instead of tables, figures as PNG and SVG")
     return parser
 
 
 def _print(content: dict[str, Any], rows: Sequence[Row], summary_only: bool, checks_too: bool) -> int:
     print(describe(content))
+    found = study.studies(rows)
     tables = comparison.tables(rows, summary_only) if comparison.has_parts(rows) else pivot_tables(rows)
+    if found and summary_only:
+        tables, checks_too = {}, False
     for title, table in tables.items():
         print(f"\n{title}:\n\n{markdown(table)}")
-    for one in study.studies(rows):
+    for one in found:
         print(f"\n{one.title}, what the local argmax saves:\n\n{markdown(one.table())}\n\n{one.words()}.")
     for checks in (made(content["rows"]) for made in (check_table, position_table, verification_table)):
         if len(checks) > 1 and checks_too:
@@ -239,7 +241,8 @@ def _compare(paths: Sequence[str], wanted: dict[str, str]) -> int:
 def _figures(path: str, content: dict[str, Any], rows: Sequence[Row], folder: str) -> int:
     from vpa import figures
 
-    found, device = study.studies(rows), record.device(content["environment"])
+    found, env = study.studies(rows), content["environment"]
+    device = record.device(env) + (" (co-located)" if record.co_located(env) else "")
     try:
         drawing = figures.write_studies if found else figures.write
         written = list(drawing(Path(folder), Path(path).stem, device, found or rows))

@@ -48,7 +48,17 @@ def test_noise_is_the_error_on_points_not_seen():
     errors = [abs(one.error) for one in held_out(observed(0.05))]
     assert len(errors) == 2 * 2 * len(SIZES) and 0.01 < np.median(errors) < 0.1
     assert max(abs(one.error) for one in held_out(observed(), "tp")) < 0.12
-    assert held_out(observed(tps=(4,)), "tp") == []
+    assert held_out(observed(tps=(4,)), "tp") == [] == held_out(observed(), "shape")
+
+
+def test_a_shape_is_predicted_by_fits_to_others():
+    halved = [dataclasses.replace(one.case, vocab=77440, columns=one.case.columns // 2) for one in observed()]
+    times = observed() + [dataclasses.replace(one, case=other) for one, other in zip(observed(), halved, strict=True)]
+    unseen = held_out(times, "shape")
+    assert {one.left_out for one in unseen} == {f"vocabulary {one.case.vocab}" for one in times}
+    for one in unseen:
+        others = [other for other in times if other.case.vocab != one.observation.case.vocab]
+        assert one.predicted == fit(others).us(one.observation.arm, one.observation.case)
 
 
 def test_a_point_is_predicted_without_being_seen():
@@ -138,7 +148,9 @@ def test_links_are_published_figures_with_sources():
         assert name == link.name and link.source and 10e3 < link.bytes_per_us < 1e6 and 0 < link.step_us < 10
 
 
-def written(path, noise: float = 0.02, mode: str = "captured", tp: int = 4, transport: str = "nccl", **gpu) -> str:
+def written(
+    path, noise: float = 0.02, mode: str = "captured", tp: int = 4, transport: str = "nccl", reason: str = "", **gpu
+) -> str:
     """A record of made-up times of an imagined GPU."""
     rng, rows = np.random.default_rng(1), []
     for size in SIZES:
@@ -148,7 +160,7 @@ def written(path, noise: float = 0.02, mode: str = "captured", tp: int = 4, tran
             made = row(size, arm, 9.0, input="made-up", vocab=154880, columns=case(1, tp).columns, tp=tp)
             made |= {"gather": "included", "mode": mode, "samples_us": samples, "median_us": float(np.median(samples))}
             rows.append({**made, "hidden_size": 6144})
-    env = {**record.environment(), "transport": transport}
+    env = {**record.environment(), "transport": transport, "reason": reason}
     env["ranks"] = [{**env["ranks"][0], "gpu": {"name": "imagined", "multiprocessors": 132, **gpu}}] * tp
     return record.write(str(path), "break-even", env, rows)
 
@@ -174,6 +186,13 @@ def test_the_command_says_how_it_errs_and_what_it_predicts(tmp_path, capsys):
     lines = [line.split(" | ")[:4] for line in printed.splitlines() if line.startswith(("| deepseek", "| 100x"))]
     by_tp = {4: ["as measured", "nvlink5"], 16: ["as measured", "ib-ndr x 8", "nvlink5"]}
     assert [(line[2], line[3]) for line in lines] == [(str(tp), link) for tp in by_tp for link in by_tp[tp]] * 4
+
+
+def test_times_of_ranks_that_shared_a_gpu_are_said_to_predict_no_others(tmp_path, capsys):
+    path = written(tmp_path / "a.json", tp=2)
+    assert predict.main([path]) == 0 and "Ranks shared a GPU" not in capsys.readouterr().out
+    shared = written(tmp_path / "b.json", tp=2, reason="2 ranks sharing 1 (times are co-located, not of links)")
+    assert predict.main([shared]) == 0 and "Ranks shared a GPU" in capsys.readouterr().out
 
 
 def test_figures_of_a_study(tmp_path, capsys):

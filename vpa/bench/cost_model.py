@@ -186,7 +186,7 @@ def fit(observed: Sequence[Observation]) -> Model:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A prediction of a point that the fit had not seen. left_out: what else it had not, as ``8 rows`` or ``tp 2``."""
+    """A prediction of a point that the fit had not seen. left_out: what else it had not, as ``8 rows``."""
 
     observation: Observation
     left_out: str
@@ -200,19 +200,23 @@ class HeldOut:
 
 
 def held_out(observed: Sequence[Observation], by: str = "rows") -> list[HeldOut]:
-    """Both arms predicted at each batch size (``by`` rows) or number of ranks (``tp``) by a fit without it; the first
-    and the last are predicted from one side. Empty where there is one value alone."""
-    values = sorted({getattr(one.case, by) for one in observed})
+    """Both arms predicted at each batch size (``by`` rows), number of ranks (``tp``) or ``shape`` by a fit without it;
+    the first and the last are predicted from one side. Empty where there is one value alone."""
+    values = sorted({_left_out(one.case, by) for one in observed})
     found = []
     for value in values if len(values) > 1 else ():
-        model = fit([one for one in observed if getattr(one.case, by) != value])
-        words = f"{value} rows" if by == "rows" else f"tp {value}"
+        model = fit([one for one in observed if _left_out(one.case, by) != value])
+        words = {"rows": f"{value[0]} rows", "tp": f"tp {value[0]}", "shape": f"vocabulary {value[0]}"}[by]
         found += [
             HeldOut(one, words, model.us(one.arm, one.case), model)
             for one in observed
-            if getattr(one.case, by) == value and one.arm in (FULL, LOCAL)
+            if _left_out(one.case, by) == value and one.arm in (FULL, LOCAL)
         ]
     return found
+
+
+def _left_out(case: Case, by: str) -> tuple[int, ...]:
+    return (case.vocab, case.hidden_size or 0) if by == "shape" else (getattr(case, by),)
 
 
 def _non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
