@@ -33,7 +33,7 @@ NOT_HERE = {
     r"^make (run|lint|docs|test|test-hip)( lint| test| test-hip)*$": ".ci/run runs it",
     r"^make head$": "`make test` runs it",
     r"^python3 -m venv |/pip install ": "makes an environment: what `make` does, with the extras that need no GPU",
-    r"-m vpa\.report mpi_runs/results/": "tests/test_readme.py runs it and compares the tables",
+    r"-m vpa\.(report|predict) mpi_runs/results/": "tests/test_readme.py runs it and compares the tables",
     r"-m pytest (?!-m gpu)": "`make test` runs it",
     r"-m pytest -m gpu|--comm nccl": "needs a GPU",
     r"python docs/(run_notebooks|notebooks/\w+)\.py": "`make docs` runs it, a notebook cell by cell",

@@ -13,8 +13,9 @@ from vpa import predict, record, report
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text()
 PAGES = {"README.md": TEXT, "docs/results.md": (ROOT / "docs/results.md").read_text()}
-COMMAND = re.compile(r"^\s*(?:\.venv/bin/)?python -m vpa\.report (mpi_runs/\S+[^\n]*)$", re.MULTILINE)
-REPORTS = [(page, arguments) for page, text in PAGES.items() for arguments in COMMAND.findall(text)]
+COMMAND = re.compile(r"^\s*(?:\.venv/bin/)?python -m vpa\.(report|predict) (mpi_runs/\S+[^\n]*)$", re.MULTILINE)
+REPORTS = [(page, *command) for page, text in PAGES.items() for command in COMMAND.findall(text)]
+MODULES = {"report": report, "predict": predict}
 
 #: What a report says in numbers: lines of its tables, and the sentence on a crossover.
 NUMBERS = ("|", "crossover: ")
@@ -24,13 +25,13 @@ def test_every_table_has_its_command():
     for page, text in PAGES.items():
         tables = re.findall(r"^\| ---: \|", text, re.MULTILINE)
         assert tables and len(COMMAND.findall(text)) <= len(tables), page
-        assert {one for one, _ in REPORTS} == set(PAGES)
+        assert {one for one, *_ in REPORTS} == set(PAGES)
 
 
-@pytest.mark.parametrize(("page", "arguments"), REPORTS)
-def test_tables_are_what_the_command_prints(page, arguments, capsys, monkeypatch):
+@pytest.mark.parametrize(("page", "module", "arguments"), REPORTS)
+def test_tables_are_what_the_command_prints(page, module, arguments, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert report.main(shlex.split(arguments, comments=True)) == 0
+    assert MODULES[module].main(shlex.split(arguments, comments=True)) == 0
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(NUMBERS)]
     shown = [line for line in PAGES[page].splitlines() if line.startswith(NUMBERS)]
     assert printed and "\n".join(printed) in "\n".join(shown)
