@@ -40,6 +40,16 @@ def test_none_in_range_and_none_needed():
     assert "pays at every size from 1 rows on" in found.words() and found.words().endswith("resamples: below 1")
 
 
+def test_noise_widens_the_interval_and_may_leave_it_open():
+    saved = {1: np.full(5, -2.0), 2: np.full(5, 8.0), 4: np.full(5, 15.0)}
+    assert crossover(saved).span() == "1.2"
+    found = crossover(saved, {1: -5.0, 2: 1.0})
+    assert (found.rows, found.low) == (pytest.approx(1.2), 0) and found.high == pytest.approx(1.5)  # -7 to 7
+    assert crossover(saved, {1: 1.0}).low == pytest.approx(1 + 1 / 9)  # -1 to 8
+    last = crossover({1: np.full(5, 100.0), 2: np.full(5, -0.1)}, {2: 0.3})
+    assert (last.rows, last.low, last.high) == (np.inf, 0, np.inf) and "undecided, at 2 rows" in last.words()
+
+
 def test_a_difference_of_zero_does_not_pay():
     assert crossover({size: np.zeros(5) for size in SIZES}).rows == np.inf
     assert pays_from([1, 2, 4], np.array([0, 0, 5])) == 2
@@ -102,6 +112,8 @@ def test_properties(samples, scale):
     [
         ({}, "at least one"),
         ({0: [1.0]}, "from 1 on"),
+        ({1.5: [1.0]}, "at least one integer"),
+        ({True: [1.0]}, "at least one integer"),
         ({1: []}, "samples of 1 rows have shape"),
         ({1: [[1.0]]}, "samples of 1 rows have shape"),
         ({1: [np.nan]}, "finite numbers"),

@@ -45,7 +45,8 @@ class Crossover:
     """Where the local argmax begins to pay, over measured batch sizes from ``smallest`` to ``largest``.
 
     rows: the batch size, between two measured ones; 0 where it pays at all of them, infinity where not at the largest:
-    none in range. low, high: bootstrap interval, with the same two meanings. none: share of resamples with none in
+    none in range. low, high: the interval, with the same two meanings, of a bootstrap and of differences that may be
+    off by the noise. none: share of resamples with none in
     range. changes: how often the measured difference changes its sign, 1 where all is as expected.
     """
 
@@ -59,7 +60,9 @@ class Crossover:
 
     def words(self) -> str:
         """One sentence for people."""
-        if self.rows == np.inf:
+        if self.rows == np.inf and self.low < np.inf:
+            text = f"crossover: undecided, at {self.largest} rows the difference is within its uncertainty"
+        elif self.rows == np.inf:
             text = f"crossover: none in range ({self.smallest} to {self.largest} rows): the local argmax does not pay"
         elif self.rows == 0:
             text = f"crossover: none needed, the local argmax pays at every size from {self.smallest} rows on"
@@ -95,21 +98,25 @@ def point(rows: int, full: np.ndarray, local: np.ndarray, again: np.ndarray | No
     )
 
 
-def crossover(saved: Mapping[int, np.ndarray], seed: int = 0) -> Crossover:
+def crossover(saved: Mapping[int, np.ndarray], noise: Mapping[int, float] | None = None, seed: int = 0) -> Crossover:
     """The crossover of differences within pairs, full - local: batch size -> [pairs].
 
+    noise: batch size -> what the same arm differs from itself, of either sign; a size without counts as none.
+
     The point estimate takes the median of each size's pairs; the interval takes the pairs of each size again and again,
-    with replacement. ``ValueError`` for no size, a size below 1, or a size without pairs.
+    with replacement, and reaches from where all differences are larger by their noise to where all are smaller.
+    ``ValueError`` for no size, one that is no integer from 1 on, or one without pairs.
     """
     sizes = sorted(saved)
-    if not sizes or sizes[0] < 1:
-        raise ValueError(f"batch sizes are {sizes}; at least one, from 1 on, is accepted")
+    if not sizes or sizes[0] < 1 or not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
+        raise ValueError(f"batch sizes are {sizes}; at least one integer, from 1 on, is accepted")
     pairs = {size: _samples(size, saved[size]) for size in sizes}
     medians = np.array([np.median(pairs[size]) for size in sizes])
     rng = np.random.default_rng(seed)
     drawn = np.stack([np.median(resampled(pairs[size], rng), axis=1) for size in sizes], axis=1)
-    found = np.array([pays_from(sizes, line) for line in drawn])
-    low, high = interval(found)
+    off = np.array([abs((noise or {}).get(size, 0.0)) for size in sizes])
+    found, first, last = (np.array([pays_from(sizes, line) for line in drawn + shift]) for shift in (0, off, -off))
+    (low, _), (_, high) = interval(first), interval(last)
     signs = medians > 0
     return Crossover(
         sizes[0], sizes[-1], pays_from(sizes, medians), low, high, float(np.isinf(found).mean()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -229,8 +230,9 @@ def _shape(row: Row) -> str:
 
 
 def _title(figure: Any, title: str, below: str) -> None:
+    """A title, and below it smaller text, in lines that fit into the figure."""
     figure.text(0.06, 0.945, title, size=12, weight="bold")
-    figure.text(0.06, 0.9, below, size=9, color=_LIMIT)
+    figure.text(0.06, 0.93, textwrap.fill(below, 150), size=9, color=_LIMIT, va="top")
 
 
 def _axes(figure: Any, count: int, sharey: bool = True) -> list[Any]:

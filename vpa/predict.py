@@ -16,7 +16,7 @@ import numpy as np
 from vpa import record, report, study
 from vpa.bench import cost_model
 from vpa.bench.break_even import FULL, LOCAL
-from vpa.bench.cost_model import TERMS, Case, HeldOut, Model, Observation
+from vpa.bench.cost_model import TERMS, Case, Model, Observation
 from vpa.bench.links import LINKS
 from vpa.bench.settings import DTYPE_NAMES
 from vpa.order import LOGITS_DTYPES
@@ -25,6 +25,9 @@ from vpa.tables import Row, Table, markdown, timed, us
 
 #: Ranks that share a machine, and its links, where nothing else is said.
 NODE = 8
+
+#: What fits are judged by: they have not seen one value of it.
+LEFT_OUT = {"rows": "batch size", "shape": "shape", "tp": "number of ranks"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,26 +43,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"vpa.predict: {error.args[0]}", file=sys.stderr)
         return 2
     model = cost_model.fit(observed)
-    unseen = cost_model.held_out(observed)
+    others = [one.model for by in LEFT_OUT for one in cost_model.held_out(observed, by)]
     for content in contents:
         print(report.describe(content) + "\n")
-    if any(record.co_located(content["environment"]) for content in contents):
+    if record.co_located(contents[0]["environment"]):
         print(
             "Ranks shared a GPU, on which a product takes as long for any number of them: what follows holds for no "
             "other number of ranks, and for no GPU of a rank's own.\n"
         )
+    if len({one.case.tp for one in observed}) == 1:
+        print(
+            "Times of one number of ranks: what grows with ranks is not known but for bytes and products, and is left "
+            "out of others.\n"
+        )
     print(f"Fitted to {len(observed)} times, {mode}:\n\n{markdown(coefficient_table(model))}\n")
-    print(f"Error on points that a fit had not seen:\n\n{markdown(error_table(unseen, observed))}\n")
-    print(
-        f"Crossover in rows, measured and by the model:\n\n{markdown(crossover_table(rows, model, multiprocessors))}\n"
-    )
+    print(f"Error on points that a fit had not seen:\n\n{markdown(error_table(observed))}\n")
+    crossovers = markdown(crossover_table([_of(mode, content) for content in contents], model, multiprocessors))
+    print(f"Crossover in rows, measured and by the model:\n\n{crossovers}\n")
     measured = LINKS.get(options.measured_over)
     print(
-        f"Predicted, us a step{_over(options)}:\n\n{markdown(_plan(options, cases, links, measured, model, unseen))}\n"
+        f"Predicted, us a step{_over(options)}:\n\n{markdown(_plan(options, cases, links, measured, model, others))}\n"
     )
     print(
         "rows from: the fewest rows from which the local argmax takes less time, and, in brackets, the range over the "
-        "fits that had not seen one batch size."
+        "fits that had not seen one batch size, shape or number of ranks."
     )
     return 0
 
@@ -75,39 +82,42 @@ def coefficient_table(model: Model) -> Table:
     return table
 
 
-def error_table(unseen: Sequence[HeldOut], observed: Sequence[Observation]) -> Table:
-    """Errors of both arms in percent, unsigned, where a batch size, a shape or a number of ranks was left out."""
-    table = [["left out", "arm", "points", "median, %", "largest, %", "at"]]
-    by_shape, by_tp = (cost_model.held_out(observed, by) for by in ("shape", "tp"))
-    for kind, found in (("one batch size", unseen), ("one shape", by_shape), ("one tp", by_tp)):
-        for arm in (FULL, LOCAL):
-            errors = [(abs(one.error), one) for one in found if one.observation.arm == arm]
+def error_table(observed: Sequence[Observation]) -> Table:
+    """Errors in percent, unsigned, where a batch size, a shape or a number of ranks was left out: of both arms, and of
+    what the local argmax saves, in percent of the full gather."""
+    table = [["left out", "of", "points", "median, %", "largest, %", "at"]]
+    for by in LEFT_OUT:
+        found = cost_model.held_out(observed, by)
+        kinds = {arm: [(one.error, one) for one in found if one.observation.arm == arm] for arm in (FULL, LOCAL)}
+        kinds["saved, of the full gather"] = cost_model.saved_errors(found)
+        for name, errors in kinds.items():
             if not errors:
                 continue
-            worst, one = max(errors, key=lambda pair: pair[0])
-            middle = float(np.median([error for error, _ in errors]))
-            where = f"{one.observation.case.rows} rows, tp {one.observation.case.tp}"
-            table.append([kind, arm, str(len(errors)), f"{100 * middle:.1f}", f"{100 * worst:.1f}", where])
+            sizes = [abs(error) for error, _ in errors]
+            case = errors[int(np.argmax(sizes))][1].observation.case
+            cells = f"{100 * np.median(sizes):.1f}", f"{100 * max(sizes):.1f}", f"{case.rows} rows, tp {case.tp}"
+            table.append([f"one {LEFT_OUT[by]}", name, str(len(errors)), *cells])
     return table
 
 
-def crossover_table(rows: Sequence[Row], model: Model, multiprocessors: int) -> Table:
-    """A line for each study of the records: where it crosses as measured, with its interval, and by the model."""
+def crossover_table(contents: Sequence[Sequence[Row]], model: Model, multiprocessors: int) -> Table:
+    """A line for each study of each record's rows: where it crosses as measured, its interval, and by the model."""
     table = [["input", "dtype", "vocab", "tp", "measured", "interval", "model"]]
-    for one in study.studies(row for row in rows if row["gather"] == "included"):
-        row, found = one.row, one.crossover
-        cells = [str(row[key]) for key in ("input", "dtype", "vocab", "tp")]
-        modelled = model.crossover(cost_model.case_of(row, multiprocessors))
-        table.append([*cells, found.ends(found.rows), found.span(), _rows_words(modelled)])
+    for rows in contents:
+        for one in study.studies(row for row in rows if row["gather"] == "included"):
+            row, found = one.row, one.crossover
+            cells = [str(row[key]) for key in ("input", "dtype", "vocab", "tp")]
+            modelled = model.crossover(cost_model.case_of(row, multiprocessors))
+            table.append([*cells, found.ends(found.rows), found.span(), _rows_words(modelled)])
     return table
 
 
-def _plan(options: Any, cases: list[tuple[str, Case]], links: list, measured: Any, model: Model, unseen: list) -> Table:
+def _plan(options: Any, cases: list[tuple[str, Case]], links: list, measured: Any, model: Model, others: list) -> Table:
     """A line for each case and link: the crossover, and both arms' times and difference at a few batch sizes."""
     sizes = options.rows
     heads = [f"{words} at {size}" for size in sizes for words in ("full gather", "local argmax", "saved")]
     table = [["shape", "dtype", "tp", "link", "rows from", *heads]]
-    others = list({id(one.model): one.model for one in unseen}.values())
+    others = list(dict.fromkeys(others))
     for name, case in cases:
         used_links = [link if link and (not link.network or case.tp > options.node) else None for link in links]
         for link in dict.fromkeys(used_links):
@@ -127,22 +137,32 @@ def _plan(options: Any, cases: list[tuple[str, Case]], links: list, measured: An
 
 def _rows(contents: Sequence[dict[str, Any]], mode: str | None) -> tuple[list[Row], str, int]:
     """The timed rows of all records in one mode, that mode, and the multiprocessors of the one kind of GPU."""
-    devices = {record.device(content["environment"]) for content in contents}
-    if len(devices) > 1:
-        raise ValueError(f"the records are of {', '.join(sorted(devices))}; records of one device are accepted")
-    transports = {content["environment"]["transport"] or "none" for content in contents}
-    if len(transports) > 1:
-        raise ValueError(
-            f"the records are over {', '.join(sorted(transports))}; records over one transport are accepted"
-        )
+    for content in contents:
+        if not study.studies(content["rows"]):
+            raise ValueError(
+                f"`{content['command']}` has no times of both ways in pairs; a record of break-even is accepted"
+            )
+    envs = [content["environment"] for content in contents]
+    for name, kinds in (
+        ("of", {record.device(env) for env in envs}),
+        ("over", {env["transport"] or "none" for env in envs}),
+        ("of ranks that", {"shared a GPU" if record.co_located(env) else "shared none" for env in envs}),
+        ("of hosts numbering", {str(len({rank["host"] for rank in env["ranks"]})) for env in envs}),
+    ):
+        if len(kinds) > 1:
+            raise ValueError(f"the records are {name} {', '.join(sorted(kinds))}; records alike in that are accepted")
     rows = [row for content in contents for row in timed(content["rows"])]
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     mode = mode or next((one for one in ("captured", "eager", "host") if one in modes), "")
     if mode not in modes:
         raise ValueError(f"no times of mode {mode or 'any'}; there are {', '.join(modes) or 'none'}")
-    gpus = [rank["gpu"] for content in contents for rank in content["environment"]["ranks"]]
+    gpus = [rank["gpu"] for env in envs for rank in env["ranks"]]
     multiprocessors = 0 if None in gpus else min(gpu.get("multiprocessors", 0) for gpu in gpus)
     return [row for row in rows if row["mode"] == mode], mode, multiprocessors
+
+
+def _of(mode: str, content: dict[str, Any]) -> list[Row]:
+    return [row for row in timed(content["rows"]) if row["mode"] == mode]
 
 
 def _cases(options: Any, rows: Sequence[Row], multiprocessors: int) -> list[tuple[str, Case]]:
@@ -152,6 +172,9 @@ def _cases(options: Any, rows: Sequence[Row], multiprocessors: int) -> list[tupl
     if options.shape:
         product = any(hidden is not None for hidden, _ in measured.values())
         asked = [shape_of(name) for name in options.shape]
+        unknown = [shape.name for shape in asked if product and shape.hidden_size is None]
+        if unknown:
+            raise ValueError(f"the hidden size of {', '.join(unknown)} is not known; name HIDDENxVOCAB instead")
         shapes = {shape.name: (shape.hidden_size if product else None, shape.vocab_size) for shape in asked}
     dtypes = options.dtype or list(dict.fromkeys(row["dtype"] for row in rows))
     tps = options.tp or sorted({row["tp"] for row in rows})
@@ -215,7 +238,10 @@ def _positive(text: str) -> int:
 
 
 def _positives(text: str) -> list[int]:
-    numbers = [int(word) for word in text.split(",")]
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        numbers = [0]
     if min(numbers) < 1 or max(numbers) > cost_model.MOST_ROWS:
         raise argparse.ArgumentTypeError(f"{text}: integers from 1 to {cost_model.MOST_ROWS} are accepted")
     return numbers

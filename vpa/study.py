@@ -12,7 +12,7 @@ from vpa.crossover import CONFIDENCE, Crossover, Point, crossover, point
 from vpa.tables import Row, Table, grouped, heading, timed, us
 
 #: What the times of one study have in common.
-POINT = ("input", "dtype", "vocab", "tp", "layout", "backend", "gather", "mode", "cache")
+POINT = ("input", "dtype", "vocab", "hidden_size", "tp", "layout", "backend", "gather", "mode", "cache")
 
 
 @dataclass(frozen=True)
@@ -73,4 +73,5 @@ def _study(group: Sequence[Row], by_size: dict[int, dict[str, Row]]) -> Study:
         points.append(point(size, full, local, again))
         saved[size] = full - local
         moved.append((arms[FULL]["bytes_moved"], arms[LOCAL]["bytes_moved"]))
-    return Study(group[0], tuple(points), tuple(moved), crossover(saved))
+    noise = {one.rows: one.noise or 0.0 for one in points}
+    return Study(group[0], tuple(points), tuple(moved), crossover(saved, noise))
