@@ -95,6 +95,11 @@ def choose_transport(requested: str, facts: Sequence[RankFacts]) -> tuple[str, s
     return "mpi", obstacle
 
 
+def spread(facts: Sequence[RankFacts]) -> tuple[int, int]:
+    """How many hosts the ranks are on, and how many GPUs they use, each counted once however many ranks share it."""
+    return len({rank.host for rank in facts}), len({rank.gpu for rank in facts if rank.gpu is not None})
+
+
 def _nccl_obstacle(facts: Sequence[RankFacts]) -> str:
     """Why NCCL cannot join these ranks; empty if it can."""
     for rank, fact in enumerate(facts):
