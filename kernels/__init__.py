@@ -63,6 +63,19 @@ def source(name: str, **defines: int) -> Source:
 
 
 @functools.cache
+def digest() -> str:
+    """The SHA-256 in hex of the text of all kernels, CUDA's and Numba's: another one as soon as any of them changes."""
+    folder = importlib.resources.files(__name__)
+    names = sorted(file.name for file in folder.iterdir() if file.name.endswith((".cu", ".cuh", ".py")))
+    total = hashlib.sha256()
+    for name in names:
+        if name != "__init__.py":
+            text = read(name).encode()
+            total.update(f"{name} {len(text)}\n".encode() + text)
+    return total.hexdigest()
+
+
+@functools.cache
 def read(file: str) -> str:
     """The text of one file of this folder."""
     return importlib.resources.files(__name__).joinpath(file).read_text(encoding="utf-8")

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import textwrap
 
 import numpy as np
 import pytest
 
 import vpa
+from vpa import kernels
 from vpa.bench import timing
-from vpa.switch import FULL, LOCAL, Entry, Place, SwitchTable
+from vpa.crossover import COSTS, PAYS, UNCLEAR
+from vpa.switch import FULL, LOCAL, SCHEMA, Entry, Place, SwitchTable
 
-PLACE = Place("vpa 1", "imagined", "nccl", 4, "bfloat16", "raw", "packed")
+PLACE = Place("vpa 1", "0123", "imagined", "nccl", 1, 4, 4, "bfloat16", "raw", "packed")
 ENTRIES = (
-    Entry(64, 1000, True, (1, 8, 64), (-20.0, -5.0, 40.0), 17),
-    Entry(64, 1000, False, (1, 8, 64), (-20.0, -5.0, -1.0), None),
-    Entry(32, 500, False, (1, 8), (3.0, 9.0), 1),
+    Entry(64, 1000, True, (1, 8, 64), (-20.0, -5.0, 40.0), (COSTS, COSTS, PAYS), 17),
+    Entry(64, 1000, False, (1, 8, 64), (-20.0, -5.0, -1.0), (COSTS, UNCLEAR, COSTS), None),
+    Entry(32, 500, False, (1, 8), (3.0, 9.0), (PAYS, PAYS), 1),
+    Entry(32, 501, False, (1, 8, 64), (-1.0, 9.0, 0.5), (UNCLEAR, PAYS, UNCLEAR), 1),
 )
 TABLE = SwitchTable(PLACE, ENTRIES)
 HEAD = {"hidden_size": 64, "vocab_size": 1000, "captured": True, "place": PLACE}
@@ -26,10 +30,15 @@ HEAD = {"hidden_size": 64, "vocab_size": 1000, "captured": True, "place": PLACE}
 @pytest.mark.parametrize(
     ("rows", "way", "why"),
     [
-        (0, FULL, "20.0 us lost by it at 1"),
-        (16, FULL, "pays from 17 rows on (5.0 us lost by it at 8; captured, calibrated at 1 to 64 rows)"),
-        (17, LOCAL, "17 rows, 64 x 1000 over 4 ranks: local argmax, as the local argmax pays from 17 rows on"),
-        (9999, LOCAL, "40.0 us saved by it at 64"),
+        (0, FULL, "(20.0 us lost by it at 1 row; captured"),
+        (
+            16,
+            FULL,
+            "full gather, as the local argmax still costs at 8 rows and pays from 17 rows on (5.0 us lost by it at "
+            "8 rows, 40.0 us saved by it at 64 rows; captured, calibrated at 1 to 64 rows)",
+        ),
+        (17, LOCAL, "17 rows, 64 x 1000 over 4 ranks: local argmax, as the local argmax pays from 17 rows on (5.0 us"),
+        (9999, LOCAL, "(40.0 us saved by it at 64 rows; captured"),
     ],
 )
 def test_the_way_and_the_reason(rows, way, why):
@@ -39,15 +48,55 @@ def test_the_way_and_the_reason(rows, way, why):
 
 def test_none_in_range_and_all_of_it():
     assert TABLE.choose(64, **{**HEAD, "captured": False}).way == FULL
-    assert "pays at no size (called, calibrated at 1 to 64 rows)" in TABLE.choose(64, **{**HEAD, "captured": False}).why
+    assert TABLE.choose(64, **{**HEAD, "captured": False}).why.endswith(
+        "as the local argmax still costs at 64 rows and pays from no size on (1.0 us lost by it at 64 rows; called, "
+        "calibrated at 1 to 64 rows)"
+    )
     assert TABLE.choose(1, hidden_size=32, vocab_size=500, captured=False, place=PLACE).way == LOCAL
+
+
+@pytest.mark.parametrize(
+    ("rows", "measured"),
+    [
+        (1, "its loss at 1 row is within noise, 1.0 us"),
+        (5, "its loss at 1 row is within noise, 1.0 us, 9.0 us saved by it at 8 rows"),
+        (64, "its gain at 64 rows is within noise, 0.5 us"),
+    ],
+)
+def test_a_loss_within_noise_is_no_gain(rows, measured):
+    """The way without memory for logits is taken, and the reason does not say that it pays."""
+    choice = TABLE.choose(rows, **{**HEAD, "hidden_size": 32, "vocab_size": 501, "captured": False})
+    assert choice.way == LOCAL
+    assert f"as the local argmax does not clearly cost from 1 row on ({measured}; called" in choice.why
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(-1, ValueError), (2.5, TypeError), (True, TypeError), (None, TypeError)])
+def test_rows_that_are_no_number_of_rows(rows, kind):
+    with pytest.raises(kind, match=f"rows is {rows}; "):
+        TABLE.choose(rows, **HEAD)
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Place)])
 def test_a_table_of_another_place_is_refused(field):
-    other = dataclasses.replace(PLACE, **{field: 8 if field == "tp" else "another"})
-    with pytest.raises(ValueError, match=f"of {field} .* here it is (8|'another'): make another by vpa.calibrate"):
-        TABLE.choose(1, **{**HEAD, "place": other})
+    for value in (8, None) if field in ("hosts", "gpus") else (8,) if field == "tp" else ("another",):
+        other = dataclasses.replace(PLACE, **{field: value})
+        words = f"of {field} .* here it is {value!r}( \\(.*\\))?: calibrate again, by vpa.calibrate\\(\\)$"
+        with pytest.raises(ValueError, match=words):
+            TABLE.choose(1, **{**HEAD, "place": other})
+
+
+def test_a_place_knows_its_kernels_and_its_interconnect(monkeypatch):
+    """Four ranks that share a GPU, on one machine, are another place than four with a GPU each, or on two machines; a
+    communicator that does not say is one of its own."""
+    head, places = head_of(), []
+    for told in ({"hosts": 1, "gpus": 4}, {"hosts": 1, "gpus": 1}, {"hosts": 2, "gpus": 4}, {}):
+        comm = type("Comm", (), {"rank": 0, "size": 1, "all_gather": 0, "close": 0, "transport": "nccl", **told})()
+        places.append(vpa.LogitsProcessor(comm).place(head))
+        assert (places[-1].hosts, places[-1].gpus) == (told.get("hosts"), told.get("gpus"))
+    assert len(set(places)) == 4
+    assert places[0].kernels == kernels.digest()
+    monkeypatch.setattr(kernels, "digest", lambda: "another")
+    assert vpa.LogitsProcessor(vpa.comm.solo()).place(head).kernels == "another"
 
 
 def test_a_head_that_was_not_measured_is_refused():
@@ -68,8 +117,18 @@ def test_a_table_is_saved_and_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: content.update(schema=2), "schema is 2"),
+        (lambda content: content.update(schema=1), "schema is 1; 2 is accepted: calibrate again, by vpa.calibrate"),
         (lambda content: content.pop("place"), "place"),
+        (lambda content: content["place"].pop("gpus"), "its place has no gpus: calibrate again, by vpa.calibrate"),
+        (lambda content: content["entries"][0].pop("verdicts"), "its entry has no verdicts: calibrate again"),
+        (lambda content: content["entries"][0].update(rows=[-3, 0, 1]), r"rows \[-3, 0, 1\] .*from 1 on"),
+        (lambda content: content["entries"][0].update(pays_from=-7), "pays_from -7; numbers from 1 on"),
+        (lambda content: content["entries"][0].update(saved_us=[math.nan, 1, 2]), "saved_us .*nan.* finite"),
+        (lambda content: content["entries"][0].update(saved_us=[10**400, 1, 2]), "saved_us .* finite"),
+        (lambda content: content["entries"][0].update(verdicts=["pays", "pays"]), "2 verdicts; they do not fit"),
+        (lambda content: content["entries"][0].update(verdicts=["pays", "pays", "x"]), "verdicts .*'x'.* accepted"),
+        (lambda content: content["entries"][0].update(hidden_size=-1), "a head of -1 x 1000; each is of sizes from 1"),
+        (lambda content: content["entries"].append(content["entries"][0]), "a head of 64 x 1000; .* and once"),
         (lambda content: content["place"].update(tp="4"), "tp is '4'; int is accepted"),
         (lambda content: content["place"].update(colour="red"), "colour"),
         (lambda content: content["entries"][0].update(pays_from=1.5), "pays_from is 1.5"),
@@ -80,12 +139,13 @@ def test_a_table_is_saved_and_loaded(tmp_path):
     ],
 )
 def test_files_that_are_no_table(change, message, tmp_path):
-    content = {"schema": 1, **json.loads(json.dumps(dataclasses.asdict(TABLE)))}
+    content = {"schema": SCHEMA, **json.loads(json.dumps(dataclasses.asdict(TABLE)))}
     change(content)
     path = tmp_path / "switch.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f"cannot read switch table .*{message}"):
+    with pytest.raises(ValueError, match=f"cannot read switch table .*{message}") as error:
         SwitchTable.load(path)
+    assert "\n" not in str(error.value)
 
 
 def test_files_that_are_no_json(tmp_path):
@@ -144,7 +204,7 @@ def test_the_table_of_times_that_are_known(monkeypatch):
 def test_a_loss_within_the_noise_does_not_leave_the_local_argmax(monkeypatch):
     monkeypatch.setattr(timing, "time_called", made_up(lambda rows: 9, noise=2))
     (entry,) = vpa.calibrate(vpa.comm.solo(), [head_of()], rows=(1, 4)).entries
-    assert entry.saved_us == (-1, -1) and entry.pays_from == 1
+    assert entry.saved_us == (-1, -1) and entry.pays_from == 1 and entry.verdicts == (UNCLEAR, UNCLEAR)
     monkeypatch.setattr(timing, "time_called", made_up(lambda rows: 9))
     (entry,) = vpa.calibrate(vpa.comm.solo(), [head_of()], rows=(1, 4)).entries
     assert entry.pays_from is None
@@ -171,7 +231,10 @@ def test_a_call_warms_up_for_a_capture_that_goes_the_other_way(called, captured,
     """At the first call of a kind only; arrays pass for a GPU's, of which none is being captured."""
     head, gone = head_of(), []
     processor = vpa.LogitsProcessor()
-    entries = [Entry(8, 50, True, (1, 9), (1.0, 1.0), captured), Entry(8, 50, False, (1, 9), (1.0, 1.0), called)]
+    entries = [
+        Entry(8, 50, kind, (1, 9), (1.0, 1.0), (PAYS, PAYS), start)
+        for kind, start in ((True, captured), (False, called))
+    ]
     processor = vpa.LogitsProcessor(mode="auto", switch=SwitchTable(processor.place(head), tuple(entries)))
     right = vpa.LogitsProcessor._tokens_by
     monkeypatch.setattr(
@@ -205,6 +268,8 @@ def test_ways_that_differ_are_not_timed(monkeypatch):
         ({"shapes": [(3, 0)]}, ValueError, "vocabulary is 0"),
         ({"dtype": "float64"}, TypeError, "float64"),
         ({"calls": 0}, ValueError, "calls is 0"),
+        ({"library": "numpy"}, TypeError, "library is 'numpy'; the module numpy or cupy is accepted"),
+        ({"library": math}, TypeError, "library is <module 'math'.*the module numpy or cupy is accepted"),
         ({"shapes": [head_of(), (8, 50)]}, ValueError, "one dtype is accepted"),
     ],
 )
@@ -233,6 +298,7 @@ class TestRanks:
         table = vpa.calibrate(comm, [head, (16, 64)], dtype="float32", rows=(1, 4), calls=2)
         tables = comm.exchange(table)
         assert all(one == table for one in tables) and len(table.entries) == 2 and table.place.tp == comm.size
+        assert table.place.hosts == comm.hosts == 1 and table.place.gpus == comm.gpus
         local = vpa.LogitsProcessor(comm).get_top_tokens(head, hidden)
         assert np.array_equal(vpa.LogitsProcessor(comm, mode="full").get_top_tokens(head, hidden), local)
         entry = table.entries[0]
@@ -269,14 +335,15 @@ class TestRanks:
 
     def test_arguments_that_differ_are_an_error_on_all(self, ranks):
         body = """
-        for arguments in ({"rows": (1 + comm.rank,)}, {"rows": (0 if comm.rank else 1,)}):
+        library = "numpy" if comm.rank else None
+        for arguments in ({"rows": (1 + comm.rank,)}, {"rows": (0 if comm.rank else 1,)}, {"library": library}):
             try:
                 vpa.calibrate(comm, [head], **arguments)
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 sys.stdout.write(f"refused: {error}\\n")
         """
         done = ranks(2, program(body), timeout=60)
-        assert done.returncode == 0 and done.stdout.count("refused: ") == 4, done.stderr
+        assert done.returncode == 0 and done.stdout.count("refused: ") == 6, done.stderr
         assert done.stdout.count("ranks call with different rows") == 2
 
 

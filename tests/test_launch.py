@@ -81,10 +81,16 @@ def test_a_run_that_hangs_is_ended_by_its_limit(tmp_path):
     assert "draft_tp4: not begun, time is up" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [[], ["a", "b"], ["a", "--tp"], ["--frobnicate", "a"], ["a", "--seconds", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [], ["a", "b"], ["a", "--tp"], ["--frobnicate", "a"], ["a", "--seconds", "x"],
+        *(["a", "--dry-run", "--only", "head", "--tp", tps] for tps in ("xy", "0 ", "2 -1", "2,4", "  ", "*.sh")),
+    ],
+)  # fmt: skip
 def test_bad_usage_says_what_there_is(arguments, tmp_path):
     done = start(LAUNCH / "multi_gpu.sh", *(str(tmp_path / one) if len(one) == 1 else one for one in arguments))
-    assert done.returncode == 2 and "multi_gpu.sh FOLDER" in done.stderr
+    assert done.returncode == 2 and "multi_gpu.sh FOLDER" in done.stderr and done.stdout == ""
 
 
 def test_without_gpus_there_is_only_the_dry_run(tmp_path):
@@ -134,6 +140,7 @@ def test_host_files_that_do_not_fit(tmp_path):
     for arguments, message in (
         ([tmp_path / "hosts", 2, "draft"], "names no machine"),
         ([tmp_path / "hosts", "two", "draft"], "RANKS_PER_HOST is two"),
+        ([tmp_path / "hosts", "00", "draft"], "RANKS_PER_HOST is 00"),
         ([tmp_path / "nothing", 2, "draft"], "hostfile.sh HOSTS RANKS_PER_HOST"),
         ([tmp_path / "hosts", 2], "hostfile.sh HOSTS RANKS_PER_HOST"),
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+
 import numpy as np
 import pytest
 from records import row
@@ -54,10 +56,10 @@ def test_a_variant_s_control_is_found_too():
     assert found[0].noise > 0.1 and not found[0].moved
 
 
-@pytest.mark.parametrize("key", ["rows", "mode", "cache", "gather", "backend", "tp", "part", "arm"])
+@pytest.mark.parametrize("key", ["rows", "mode", "cache", "gather", "backend", "tp", "part", "arm", "hidden_size"])
 def test_rows_of_different_things_are_not_compared(key):
     before = noisy(1, "fused", 10.0, 0)
-    found, *only = moved.changes([before], [{**before, key: 9 if key in ("rows", "tp") else "another"}])
+    found, *only = moved.changes([before], [{**before, key: 9 if key in ("rows", "tp", "hidden_size") else "another"}])
     assert (found, only) == ([], [1, 1])
 
 
@@ -78,14 +80,50 @@ def test_the_command(tmp_path, capsys):
     assert "|" not in printed.replace("| 4 |", "") and "0 slower, 0 faster" in printed
 
 
-def test_other_devices_are_told(tmp_path, capsys):
-    rank = {**record.environment()["ranks"][0], "gpu": {"name": "imagined"}}
+GPU = {**record.environment()["ranks"][0], "gpu": {"name": "imagined"}}
+OVER_NCCL = {"ranks": [GPU, GPU], "transport": "nccl", "reason": "every rank has a GPU", "nccl": 22809, "variables": {}}
+SHARED = "every rank has a GPU, 2 ranks sharing 1 (times are co-located, not of links)"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ranks": [{**GPU, "gpu": {"name": "another"}}] * 2}, "The devices differ, imagined and another: what moved"),
+        ({"transport": "mpi"}, "The transports differ, nccl and mpi: what moved"),
+        ({"reason": SHARED}, "The uses of GPUs differ, no GPU shared and co-located ranks that share one: what moved"),
+        ({"ranks": [GPU, {**GPU, "host": "another"}]}, "The numbers of hosts differ, 1 and 2: what moved"),
+        ({"nccl": 23007}, "The NCCL versions differ, 2.28.9 and 2.30.7: what moved"),
+        ({"nccl": 23007, "reason": SHARED}, "share one; the NCCL versions differ, 2.28.9 and 2.30.7: what moved"),
+        ({"variables": {"NCCL_MAX_CTAS": "1"}}, "The variables differ, none and NCCL_MAX_CTAS=1: what moved"),
+        ({"variables": {"NCCL_VERSION": "2.28.3-1"}}, ""),
+        ({}, ""),
+    ],
+)
+def test_what_differs_beside_the_code_is_told(change, words, tmp_path, capsys):
     paths = [
-        record_of(tmp_path / "a.json", [noisy(1, "fused", 10.0, 0)]),
-        record_of(tmp_path / "b.json", [noisy(1, "fused", 10.0, 0)], ranks=[rank]),
+        record_of(tmp_path / "a.json", [noisy(1, "fused", 10.0, 0)], **OVER_NCCL),
+        record_of(tmp_path / "b.json", [noisy(1, "fused", 12.0, 0)], **{**OVER_NCCL, **change}),
     ]
     assert report.main(["--compare", *paths]) == 0
-    assert "The devices differ" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert words in printed and printed.count(" differ, ") == (len(change) if words else 0)
+    if words:
+        assert printed.index("is not the code's alone.") < printed.index("| 1 | random |")
+
+
+def test_arms_are_chosen_and_keep_the_noise_of_all(tmp_path, capsys):
+    before = [noisy(1, "fused", 10.0, 0), noisy(1, "fused (again)", 11.5, 0), noisy(1, "existing (torch)", 10.0, 0)]
+    after = [noisy(1, "fused", 11.0, 1), noisy(1, "fused (again)", 11.0, 1), noisy(1, "existing (torch)", 20.0, 1)]
+    paths = [record_of(tmp_path / f"{name}.json", rows) for name, rows in (("a", before), ("b", after))]
+    assert report.main(["--compare", "--arms", "fused", *paths]) == 0
+    assert "1 times compared: 0 slower, 0 faster" in capsys.readouterr().out
+    assert report.main(["--compare", "--arms", "existing (torch)", *paths]) == 0
+    assert "1 times compared: 1 slower, 0 faster" in capsys.readouterr().out
+    assert report.main(["--compare", *paths, "--csv", str(tmp_path / "out")]) == 0
+    (written,) = (tmp_path / "out").iterdir()
+    assert capsys.readouterr().out == f"{written}\n" and written.name == "a_b_moved.csv"
+    found, *_ = moved.changes(before, after)
+    assert list(csv.reader(written.open(newline=""))) == moved.table(found)
 
 
 def test_what_cannot_be_compared(tmp_path, capsys):
@@ -95,6 +133,11 @@ def test_what_cannot_be_compared(tmp_path, capsys):
         ([*paths, paths[0]], "got 3"),
         (paths, "no times of the same thing; they are of headline and headline"),
         ([paths[0], "/no/such.json"], "cannot read record /no/such.json"),
+        ([*paths, "--input", "glm-5.3"], f"{paths[0]} has no glm-5.3 times; it has captured hot random"),
+        ([*paths, "--arms", "a"], f"{paths[1]} has no arm 'a'; it has b"),
+        ([*paths, "--summary"], "--summary is of records by themselves"),
+        ([*paths, "--figures", "x"], "--figures is of records by themselves"),
     ):
         assert report.main(["--compare", *arguments]) == 2
-        assert message in capsys.readouterr().err
+        captured = capsys.readouterr()
+        assert message in captured.err and len(captured.err.splitlines()) == 1 and captured.out == ""

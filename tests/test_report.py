@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
 import shlex
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
-from records import row
+from records import comparison, row
 
-from vpa import record, report
+from vpa import predict, record, report
+from vpa.bench.break_even import AGAIN, FULL, LOCAL
 
 ROWS = [
     row(1, "get_top_tokens", None, 0),
@@ -121,6 +126,117 @@ def test_what_a_record_lacks_is_said_with_what_it_has(arguments, message, tmp_pa
     assert message in captured.err and len(captured.err.splitlines()) == 1 and captured.out == ""
 
 
+def studied(sizes=(1, 4, 64), samples: int = 5) -> list[dict]:
+    """Timed rows as ``break-even`` gives them, and its checks."""
+    more = {"gather": "included", "hidden_size": 64, "bytes_moved": 9, "vocab": 1000}
+    rows = [row(size, arm, None, **more) for size in sizes for arm in (FULL, LOCAL)]
+    for size in sizes:
+        for arm, start, slope in ((FULL, 20.0, 1.0), (LOCAL, 30.0, 0.1), (AGAIN, 30.01, 0.1)):
+            times = [round(start + slope * size + 0.01 * number, 3) for number in range(samples)]
+            rows.append({**row(size, arm, times[samples // 2], **more), "samples_us": times})
+    return rows
+
+
+def markdown_tables(printed: str) -> list[list[list[str]]]:
+    """The cells of the tables in a text, without the line below their heads."""
+    blocks = re.findall(r"(?:^\|.*\|$\n?)+", printed, re.MULTILINE)
+    lines = [[line[2:-2].split(" | ") for line in block.splitlines()] for block in blocks]
+    return [[line for number, line in enumerate(block) if number != 1] for block in lines]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "names"),
+    [
+        (ROWS, [], ["bfloat16_rows_32768_tp_4_random_captured_hot_cache_gather_excluded", "checks"]),
+        (ROWS, ["--arms", "fused"], ["bfloat16_rows_32768_tp_4_random_captured_hot_cache_gather_excluded"]),
+        (ROWS[:2], [], ["checks"]),
+        (studied(), [], [r".*_included", r".*_included_what_the_local_argmax_saves", "checks"]),
+        (studied(), ["--summary", "--mode", "captured"], [".*_what_the_local_argmax_saves"]),
+        (comparison(), ["--dtype", "float32", "--summary"], ["float32_rows_32768_contiguous_.*_summary"]),
+        (comparison(), [], ["bfloat16_.*_summary", "bfloat16_.*_excluded", "float32_.*_excluded"]),
+        ([row(1, "x", None, part="K 3"), row(1, "x", None, part="position 1")], [], ["positions", "verifications"]),
+    ],
+)  # fmt: skip
+def test_csv_files_have_the_cells_that_markdown_has(rows, options, names, tmp_path, capsys):
+    path = tmp_path / "some record.json"
+    record.write(str(path), "headline", record.environment(), rows)
+    assert report.main([str(path), *options]) == 0
+    printed = markdown_tables(capsys.readouterr().out)
+    assert report.main([str(path), *options, "--csv", str(tmp_path / "new" / "folder")]) == 0
+    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted(written) == sorted((tmp_path / "new" / "folder").iterdir())
+    for file, name in zip(written, names, strict=True):
+        assert re.fullmatch(f"some record_{name}.csv", file.name)
+    assert [list(csv.reader(file.open(newline=""))) for file in written] == printed
+
+
+def test_csv_files_of_equal_titles_are_numbered(tmp_path, capsys):
+    """Two heads, of one width, have one heading: each has a table of its own, and so a file."""
+    path = tmp_path / "x.json"
+    rows = [*studied(), *({**one, "vocab": 1001} for one in studied())]
+    record.write(str(path), "break-even", record.environment(), rows)
+    assert report.main([str(path), "--summary", "--csv", str(tmp_path / "out")]) == 0
+    names = [Path(line).name for line in capsys.readouterr().out.splitlines()]
+    assert len(names) == 2 and names[1] == names[0].replace(".csv", "_2.csv")
+
+
+def test_csv_files_that_cannot_be_written_are_one_line(tmp_path, capsys):
+    path = tmp_path / "x.json"
+    record.write(str(path), "headline", record.environment(), ROWS)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "other").mkdir()
+    record.write(str(tmp_path / "other/x.json"), "headline", record.environment(), ROWS)
+    for arguments, message in (
+        ([path, "--csv", tmp_path / "file"], "--csv: "),
+        ([path, tmp_path / "other/x.json", "--csv", tmp_path], "several records are called x, as their files would be"),
+    ):
+        assert report.main(list(map(str, arguments))) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err and len(captured.err.splitlines()) == 1 and captured.out == ""
+
+
+@pytest.mark.parametrize("main", [report.main, predict.main])
+def test_arms_without_partners_in_their_pairs_are_one_line(main, tmp_path, capsys):
+    path = tmp_path / "x.json"
+    rows = studied()
+    rows[-1].update(samples_us=[31.0, 31.0], median_us=31.0)
+    record.write(str(path), "break-even", record.environment(), rows)
+    for more in ([], ["--figures", str(tmp_path)]) if main is report.main else ([],):
+        assert main([str(path), *more]) == 2
+        captured = capsys.readouterr()
+        assert "rows[12] and rows[14], timed in pairs, have 5 and 2 samples" in captured.err
+        assert len(captured.err.splitlines()) == 1 and captured.out == ""
+
+
+def test_what_a_study_refuses_is_one_line(tmp_path, capsys):
+    path = tmp_path / "x.json"
+    record.write(str(path), "break-even", record.environment(), studied(sizes=(0, 1)))
+    assert report.main([str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"vpa.report: {path}: batch sizes are [0, 1]; at least one, from 1 on, is accepted\n"
+    assert captured.out == ""
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(tmp_path):
+    path = tmp_path / "x.json"
+    record.write(str(path), "compare", record.environment(), comparison(sizes=tuple(range(1, 400))))
+    program = f"{shlex.quote(sys.executable)} -m vpa.report {shlex.quote(str(path))} | head -n 1"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1 and done.stderr == ""
+
+
+def test_the_nccl_that_ran_is_named_and_a_containers_label_is_not(tmp_path, capsys):
+    path = tmp_path / "x.json"
+    label = {"NCCL_VERSION": "2.28.3-1", "NCCL_DEBUG": "WARN"}
+    for transport, words in (("nccl", True), ("mpi", False)):
+        env = {**record.environment(), "variables": label, "nccl": 22809, "transport": transport, "reason": "so"}
+        path.unlink(missing_ok=True)
+        record.write(str(path), "headline", env, ROWS)
+        assert report.main([str(path)]) == 0
+        printed = capsys.readouterr().out
+        assert ("NCCL 2.28.9" in printed) == words and "NCCL_DEBUG=WARN" in printed and "2.28.3" not in printed
+
+
 def test_a_record_without_times_has_no_mode(tmp_path, capsys):
     path = tmp_path / "record.json"
     record.write(str(path), "headline", record.environment(), ROWS[:2])
@@ -165,6 +281,12 @@ def test_what_is_no_record_is_refused(text, tmp_path, capsys):
         (["rows", 2, "samples_us", 1], float("nan"), "rows[2].samples_us is nan; a number"),
         (["rows", 2, "median_us"], None, "rows[2] has samples and a median_us of None; it is above 0"),
         (["rows", 2, "median_us"], 0, "rows[2] has samples and a median_us of 0; it is above 0"),
+        (["rows", 2, "median_us"], 21.0, "rows[2].median_us is 21.0; the median of its samples is 20"),
+        (["rows", 2, "rows"], -3, "rows[2].rows is -3; it is at least 0"),
+        (["rows", 0, "wrong"], -1, "rows[0].wrong is -1; it is at least 0"),
+        (["rows", 2, "tp"], 0, "rows[2].tp is 0; it is at least 1"),
+        (["rows", 2, "hidden_size"], 0, "rows[2].hidden_size is 0; it is at least 1"),
+        (["rows", 2, "dtype"], "float12", "rows[2].dtype is 'float12'; bfloat16, float16, float32 are accepted"),
         (["rows", 2, "kernels"], 10**400, "rows[2].kernels is 1000"),
         (["rows", 2, "cache"], ..., "rows[2] has no cache"),
         (["rows", 2, "part"], 1, "rows[2].part is 1; a text"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,8 @@ def calibrate(
 
     shapes: heads to measure, each a name of ``vpa.shapes``, a text ``HIDDENxVOCAB``, a pair (hidden size, vocabulary),
         or this rank's ``ParallelLMHead``, which is measured itself; for the others a head of ``dtype`` is seeded.
-    rows: batch sizes. library: ``numpy`` or ``cupy``, whose arrays a seeded head has; CuPy where the communicator has a
-        GPU, by default. backend, layout, fused: as the processor will have them.
+    rows: batch sizes. library: the module ``numpy`` or ``cupy``, whose arrays a seeded head has; by default ``cupy``
+        where the communicator has a GPU. backend, layout, fused: as the processor will have them.
     calls, pairs: at each size both ways are timed in so many pairs of samples, order alternated, each sample of so many
         calls; eagerly, and as a CUDA graph where the communicator's collectives can be captured.
 
@@ -60,7 +61,7 @@ def calibrate(
         if not sizes or not len(shapes):
             raise ValueError(f"rows are {list(rows)}, shapes {list(shapes)}; at least one of each is accepted")
         counts = {"calls": positive("calls", calls), "pairs": positive("pairs", pairs)}
-        xp = library or importlib.import_module("numpy" if getattr(comm, "device", None) is None else "cupy")
+        xp = _library(library, comm)
         processor = LogitsProcessor(comm, layout=layout, backend=backend, fused=fused)
         heads = [_head(one, comm, arrays.check_logits_dtype(dtype), integer("seed", seed), xp) for one in shapes]
     except Exception as failure:  # told to the other ranks, then raised
@@ -81,6 +82,15 @@ def calibrate(
             points = [_point(processor, head, size, captured, calls, pairs, seed) for size in sizes]
             entries.append(_entry(head, captured, points))
     return comm.exchange(SwitchTable(places[0], tuple(entries)))[0]
+
+
+def _library(library: Any, comm: Any) -> Any:
+    """The module whose arrays seeded heads have."""
+    if library is None:
+        return importlib.import_module("numpy" if getattr(comm, "device", None) is None else "cupy")
+    if not isinstance(library, ModuleType) or library.__name__ not in ("numpy", "cupy"):
+        raise TypeError(f"library is {library!r}; the module numpy or cupy is accepted, or None")
+    return library
 
 
 def _head(shape: Any, comm: Any, dtype: np.dtype, seed: int, library: Any) -> ParallelLMHead:
@@ -154,7 +164,8 @@ def _entry(head: ParallelLMHead, captured: bool, points: Sequence[Point]) -> Ent
     start = pays_from(sizes, np.array(judged))
     first = None if math.isinf(start) else max(math.ceil(start), 1)
     saved = tuple(round(one.saved, 3) for one in points)
-    return Entry(head.hidden_size, head.shard.vocab_size, captured, tuple(sizes), saved, first)
+    verdicts = tuple(one.verdict for one in points)
+    return Entry(head.hidden_size, head.shard.vocab_size, captured, tuple(sizes), saved, verdicts, first)
 
 
 def _to_host(array: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vpa import arrays, top_tokens
+from vpa import arrays, kernels, top_tokens
 from vpa.comm import agree, check_communicator, solo
 from vpa.comm.device import device_name, nccl_version
 from vpa.emulate import emulate_top_tokens
@@ -161,7 +161,11 @@ class LogitsProcessor:
         device = device_name(None if host else one.weight.device.id)
         transport = getattr(self.comm, "transport", type(self.comm).__name__)
         version = versions(nccl_version() if transport == "nccl" else None)
-        return Place(version, device, transport, len(one.shards), str(one.weight.dtype), backend, self.layout)
+        hosts, gpus = (getattr(self.comm, name, None) for name in ("hosts", "gpus"))
+        return Place(
+            version, kernels.digest(), device, transport, hosts, gpus, len(one.shards), str(one.weight.dtype), backend,
+            self.layout,
+        )  # fmt: skip
 
     def _ways(self, head: Head, hidden: Any) -> tuple[str, str | None]:
         """The way of a call, and one to be gone once before it; the same on every rank, or an error on every rank.

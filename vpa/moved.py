@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from vpa import record
 from vpa.crossover import CONFIDENCE, interval, resampled
+from vpa.record import SAME
 from vpa.tables import Row, Table, timed, us
-
-#: What says that two rows are of the same thing.
-SAME = ("rows", "dtype", "input", "vocab", "tp", "columns", "layout", "backend", "gather", "mode", "cache", "arm",
-        "part", "strides")  # fmt: skip
 
 SLOWER, FASTER = "slower", "faster"
 
@@ -38,10 +37,15 @@ class Change:
         return SLOWER if self.ratio > 1 else FASTER
 
 
-def changes(before: Iterable[Row], after: Iterable[Row]) -> tuple[list[Change], int, int]:
-    """The times that both records have, and how many only the first and only the second has."""
+def changes(
+    before: Iterable[Row], after: Iterable[Row], arms: Collection[str] | None = None
+) -> tuple[list[Change], int, int]:
+    """The times that both records have, and how many only the first and only the second has; of ``arms`` alone, if
+    they are given, whose noise is still that of all."""
     first, second = _by_key(before), _by_key(after)
     noises = [_noises(first), _noises(second)]
+    if arms is not None:
+        first, second = ({key: row for key, row in rows.items() if row["arm"] in arms} for rows in (first, second))
     found = []
     for key, row in first.items():
         if key in second:
@@ -68,6 +72,29 @@ def words(found: Sequence[Change], only_first: int, only_second: int) -> str:
     if only_first or only_second:
         text += f"; {only_first} times are in the first record only, {only_second} in the second only"
     return text
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """In a sentence, what beside the code may have moved times between two environments; empty for nothing."""
+    told = []
+    for (name, ours), theirs in zip(_setting(before).items(), _setting(after).values(), strict=True):
+        if None not in (ours, theirs) and ours != theirs:
+            told.append(f"{name} differ, {ours} and {theirs}")
+    text = "; ".join(told)
+    return f"{text[0].upper()}{text[1:]}: what moved is not the code's alone." if text else ""
+
+
+def _setting(env: dict[str, Any]) -> dict[str, str | None]:
+    """What times depend on beside the code, by its name in the plural; None for what does not apply."""
+    acting = " ".join(f"{name}={value}" for name, value in record.variables(env).items())
+    return {
+        "the devices": record.device(env),
+        "the transports": env["transport"] or "none",
+        "the uses of GPUs": "co-located ranks that share one" if record.co_located(env) else "no GPU shared",
+        "the numbers of hosts": str(len({rank["host"] for rank in env["ranks"]})),
+        "the NCCL versions": record.nccl(env),
+        "the variables": (acting or "none") if "variables" in env else None,  # older records do not tell
+    }
 
 
 def _by_key(rows: Iterable[Row]) -> dict[tuple, Row]:

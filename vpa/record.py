@@ -9,6 +9,7 @@ import platform
 import re
 import reprlib
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,9 +17,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vpa.comm.device import cpu_name, nccl_version
+from vpa.bench.break_even import AGAIN, FULL, LOCAL
+from vpa.comm.device import cpu_name, dotted, nccl_version
+from vpa.order import LOGITS_DTYPES
 
 SCHEMA = 1
+
+#: What says that two rows are of the same thing.
+SAME = ("rows", "dtype", "input", "vocab", "hidden_size", "tp", "columns", "layout", "backend", "gather", "mode",
+        "cache", "arm", "part", "strides")  # fmt: skip
 
 _PACKAGES = ("vpa", "numpy", "ml_dtypes", "mpi4py", "mpich", "cupy-cuda12x", "cupy-cuda13x", "numba", "numba-cuda",
              "nvidia-nccl-cu12", "nvidia-nccl-cu13", "torch", "triton")  # fmt: skip
@@ -52,6 +59,15 @@ _ROW_SINCE: dict[str, tuple[tuple[type, ...], Any]] = {
     "part": ((str,), ""), "strides": ((str,), ""), "bytes_moved": ((int, _NONE), None),
     "acceptance_length": ((*_NUMBER, _NONE), None), "hidden_size": ((int, _NONE), None),
 }  # fmt: skip
+
+#: The least that numbers of a row are, where they are not null.
+_LEAST = {
+    "rows": 0, "vocab": 1, "tp": 1, "columns": 0, "calls": 0, "kernels": 0, "wrong": 0, "median_us": 0,
+    "bytes_moved": 0, "acceptance_length": 0, "hidden_size": 1,
+}  # fmt: skip
+
+#: Samples and their median are kept to a thousandth of a microsecond, each rounded on its own.
+_ROUNDED_US = 1.1e-3
 
 
 def environment(comm: Any = None) -> dict[str, Any]:
@@ -130,6 +146,16 @@ def co_located(env: dict[str, Any]) -> bool:
     return "co-located" in (env["reason"] or "")
 
 
+def nccl(env: dict[str, Any]) -> str | None:
+    """The NCCL that carried the gathers, as 2.28.9; None where something else did."""
+    return dotted(env["nccl"]) if env["transport"] == "nccl" and env["nccl"] else None
+
+
+def variables(env: dict[str, Any]) -> dict[str, Any]:
+    """The variables that act on a run; NCCL_VERSION is a label that containers carry, and NCCL does not read it."""
+    return {name: value for name, value in env.get("variables", {}).items() if name != "NCCL_VERSION"}
+
+
 def command(ranks: int = 1) -> str:
     """The command line of this run, as a user would type it."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
@@ -160,10 +186,38 @@ def _check(record: dict[str, Any]) -> None:
             _check_part(name, {key: row.setdefault(key, value)}, {key: kinds})
         for sample in row["samples_us"]:
             _check_part(name, {"samples_us": sample}, {"samples_us": _NUMBER})
-        if row["samples_us"] and not (row["median_us"] or 0) > 0:
-            raise ValueError(f"{name} has samples and a median_us of {row['median_us']}; it is above 0")
-        if not row["samples_us"] and not row["skipped"] and row["wrong"] is None:
-            raise ValueError(f"{name} is a check without a number of wrong rows")
+        _check_row(name, row)
+    _check_pairs(record["rows"])
+
+
+def _check_row(name: str, row: dict[str, Any]) -> None:
+    """Raise ``ValueError`` unless the values of a row, each of its kind, fit each other."""
+    for key, least in _LEAST.items():
+        if row[key] is not None and row[key] < least:
+            raise ValueError(f"{name}.{key} is {row[key]}; it is at least {least}")
+    if row["dtype"] not in LOGITS_DTYPES:
+        raise ValueError(f"{name}.dtype is {row['dtype']!r}; {', '.join(LOGITS_DTYPES)} are accepted")
+    samples, median = row["samples_us"], row["median_us"]
+    if samples and not (median or 0) > 0:
+        raise ValueError(f"{name} has samples and a median_us of {median}; it is above 0")
+    if samples and abs(statistics.median(samples) - median) > _ROUNDED_US:
+        raise ValueError(f"{name}.median_us is {median}; the median of its samples is {statistics.median(samples):g}")
+    if not samples and not row["skipped"] and row["wrong"] is None:
+        raise ValueError(f"{name} is a check without a number of wrong rows")
+
+
+def _check_pairs(rows: Sequence[dict[str, Any]]) -> None:
+    """Raise ``ValueError`` unless the arms of break-even that were timed in pairs have as many samples each."""
+    first: dict[tuple[Any, ...], int] = {}
+    for number, row in enumerate(rows):
+        if row["samples_us"] and row["arm"] in (FULL, LOCAL, AGAIN):
+            other = first.setdefault(tuple(row[key] for key in SAME if key != "arm"), number)
+            counts = [len(rows[one]["samples_us"]) for one in (other, number)]
+            if counts[0] != counts[1]:
+                raise ValueError(
+                    f"rows[{other}] and rows[{number}], timed in pairs, have {counts[0]} and {counts[1]} samples; as "
+                    f"many of each are accepted"
+                )
 
 
 def _check_part(name: str, part: Any, kinds: Mapping[str, tuple[type, ...]]) -> None:

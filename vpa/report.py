@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vpa import comparison, moved, record, study
 from vpa.order import LOGITS_DTYPES
-from vpa.tables import REFERENCES, Row, Table, grouped, heading, markdown, reference, text, timed, us
+from vpa.tables import REFERENCES, Row, Table, grouped, heading, markdown, reference, text, timed, us, write_csv
 
 #: Arms whose ratios to those that they are compared with stand beside their times.
 OURS = ("fused", "sharded (candidate)", "sharded (blocks)", "local argmax", "fused product")
@@ -130,47 +131,32 @@ def describe(content: dict[str, Any]) -> str:
     env = content["environment"]
     ranks = len(env["ranks"])
     wanted = ("vpa", "numpy", "cupy-cuda13x", "cupy-cuda12x", "numba-cuda", "torch", "triton")
-    versions = ", ".join(f"{name} {env['packages'][name]}" for name in wanted if name in env["packages"])
+    versions = [f"{name} {env['packages'][name]}" for name in wanted if name in env["packages"]]
+    if record.nccl(env):
+        versions.insert(0, f"NCCL {record.nccl(env)}")
     git = env["git"] or {"revision": "unknown", "dirty": False}
     revision = git["revision"][:12] + (", changed" if git["dirty"] else "")
-    variables = "".join(f"{name}={value}; " for name, value in env.get("variables", {}).items())
+    variables = "".join(f"{name}={value}; " for name, value in record.variables(env).items())
     return (
         f"`{content['command']}` on {ranks} rank{'s' if ranks > 1 else ''} ({record.device(env)}; {env['transport']}: "
         f"{env['reason']}); "
-        f"{variables}{versions}; revision {revision}."
+        f"{variables}{', '.join(versions)}; revision {revision}."
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables of records as Markdown; exit code 2 for a file that is no record or lacks what is asked for."""
+    """Print the tables of records as Markdown, or write them, or figures, as files; exit code 2 and one line for a file
+    that is no record or lacks what is asked for."""
     options = _parser().parse_args(arguments)
-    arms = None if options.arms is None else re.split(r",(?! )", options.arms)
-    if options.compare:
-        return _compare(options.records, {key: getattr(options, key) for key in _FILTERS if getattr(options, key)})
-    for path in options.records:
-        try:
-            content = record.read(path)
-        except ValueError as error:
-            print(f"vpa.report: {error}", file=sys.stderr)
-            return 2
-        wanted = {key: getattr(options, key) for key in _FILTERS if getattr(options, key)}
-        times = timed(content["rows"])
-        rows = [row for row in times if all(row[key] == value for key, value in wanted.items())]
-        if wanted and not rows:
-            there = (" ".join(row[key] for key in dict.fromkeys(("mode", "cache", *wanted))) for row in times)
-            return _lacking(path, f"{' '.join(wanted.values())} times", there)
-        unknown = sorted(set(arms or ()) - {row["arm"] for row in rows})
-        if unknown:
-            return _lacking(path, f"arm {', '.join(map(repr, unknown))}", (row["arm"] for row in rows))
-        rows = [row for row in rows if arms is None or row["arm"] in arms]
-        if (options.summary or options.figures) and not comparison.has_parts(rows) and not study.studies(rows):
-            return _lacking(path, "times of parts, as compare takes them", (content["experiment"],))
-        if options.figures:
-            code = _figures(path, content, rows, options.figures)
-        else:
-            code = _print(content, rows, summary_only=options.summary, checks_too=arms is None)
-        if code:
-            return code
+    try:
+        _check_options(options)
+        if options.compare:
+            _compare(options)
+        for path in () if options.compare else options.records:
+            _report(path, options)
+    except ValueError as error:
+        print(f"vpa.report: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -190,76 +176,156 @@ def _parser() -> argparse.ArgumentParser:
     add("--strides", metavar="NAME", help="of compare: only times of logits laid out so (default: all)")
     add("--compare", action="store_true", help="of two records: only the times that moved by more than their noise")
     add("--summary", action="store_true", help="of compare: only the first table; of break-even: only what is saved")
+    add("--csv", metavar="FOLDER", help="instead of printing the tables, a CSV file of each")
     add("--figures", metavar="FOLDER", help="of compare, break-even: instead of tables, figures as PNG and SVG")
     return parser
 
 
-def _print(content: dict[str, Any], rows: Sequence[Row], summary_only: bool, checks_too: bool) -> int:
-    print(describe(content))
-    found = study.studies(rows)
-    tables = comparison.tables(rows, summary_only) if comparison.has_parts(rows) else pivot_tables(rows)
-    if found and summary_only:
-        tables, checks_too = {}, False
-    for title, table in tables.items():
-        print(f"\n{title}:\n\n{markdown(table)}")
-    for one in found:
-        print(f"\n{one.title}, what the local argmax saves:\n\n{markdown(one.table())}\n\n{one.words()}.")
-    for checks in (made(content["rows"]) for made in (check_table, position_table, verification_table)):
-        if len(checks) > 1 and checks_too:
-            print(f"\n{markdown(checks)}")
-    return 0
+def _check_options(options: argparse.Namespace) -> None:
+    """Raise ``ValueError`` for options and records that do not go together."""
+    paths = options.records
+    if options.compare and len(paths) != 2:
+        raise ValueError(f"--compare takes two records, before and after; got {len(paths)}")
+    for name in ("summary", "figures"):
+        if options.compare and getattr(options, name):
+            raise ValueError(f"--{name} is of records by themselves, --compare of one table of two; give one of them")
+    stems = [Path(path).stem for path in paths]
+    if (options.csv or options.figures) and not options.compare and len(set(stems)) < len(stems):
+        again = next(stem for stem in stems if stems.count(stem) > 1)
+        raise ValueError(f"several records are called {again}, as their files would be; report them one by one")
 
 
-def _compare(paths: Sequence[str], wanted: dict[str, str]) -> int:
-    """Print which times of the second record moved, against the first. Returns the exit code."""
-    if len(paths) != 2:
-        print(f"vpa.report: --compare takes two records, before and after; got {len(paths)}", file=sys.stderr)
-        return 2
+def _report(path: str, options: argparse.Namespace) -> None:
+    """Print or write what is asked for of one record; ``ValueError`` for what it lacks."""
+    content = record.read(path)
+    rows, arms = _wanted(path, content, options)
+    if arms is not None:
+        rows = [row for row in rows if row["arm"] in arms]
     try:
-        before, after = map(record.read, paths)
-    except ValueError as error:
-        print(f"vpa.report: {error}", file=sys.stderr)
-        return 2
-    found, *only = moved.changes(
-        *([row for row in content["rows"] if wanted.items() <= row.items()] for content in (before, after))
+        found = study.studies(rows)
+    except ValueError as error:  # times that are no pairs
+        raise ValueError(f"{path}: {error}") from error
+    if (options.summary or options.figures) and not comparison.has_parts(rows) and not found:
+        raise _lacking(path, "times of parts, as compare takes them", (content["experiment"],))
+    if not options.csv and not options.figures:
+        _print(content, _titled(content["rows"], rows, found, options))
+    if options.csv:
+        _write_csv(options.csv, Path(path).stem, _titled(content["rows"], rows, found, options), path)
+    if options.figures:
+        _figures(path, content, rows, found, options.figures)
+
+
+def _wanted(path: str, content: dict[str, Any], options: argparse.Namespace) -> tuple[list[Row], set[str] | None]:
+    """The times of a record that the filters leave, and the arms that are asked for; None for all."""
+    wanted = {key: getattr(options, key) for key in _FILTERS if getattr(options, key)}
+    times = timed(content["rows"])
+    rows = [row for row in times if wanted.items() <= row.items()]
+    if wanted and not rows:
+        there = (" ".join(row[key] for key in dict.fromkeys(("mode", "cache", *wanted))) for row in times)
+        raise _lacking(path, f"{' '.join(wanted.values())} times", there)
+    if options.arms is None:
+        return rows, None
+    arms = set(re.split(r",(?! )", options.arms))
+    unknown = sorted(arms - {row["arm"] for row in rows})
+    if unknown:
+        raise _lacking(path, f"arm {', '.join(map(repr, unknown))}", (row["arm"] for row in rows))
+    return rows, arms
+
+
+class _Titled(NamedTuple):
+    """A table, the name that its file has, what stands above it and the sentence below; both may be empty."""
+
+    name: str
+    title: str
+    table: Table
+    sentence: str = ""
+
+
+def _titled(
+    everything: Sequence[Row], rows: Sequence[Row], found: Sequence[study.Study], options: argparse.Namespace
+) -> list[_Titled]:
+    """The tables of a record in their order: times of ``rows`` and studies ``found`` in them; checks of everything."""
+    tables = comparison.tables(rows, options.summary) if comparison.has_parts(rows) else pivot_tables(rows)
+    if found and options.summary:
+        tables = {}
+    titled = [_Titled(title, title, table) for title, table in tables.items()]
+    for one in found:
+        title = f"{one.title}, what the local argmax saves"
+        titled.append(_Titled(title, title, one.table(), one.words()))
+    if options.arms is None and not (found and options.summary):
+        checks = {"checks": check_table, "positions": position_table, "verifications": verification_table}
+        made = {name: make(everything) for name, make in checks.items()}
+        titled += [_Titled(name, "", table) for name, table in made.items() if len(table) > 1]
+    return titled
+
+
+def _print(content: dict[str, Any], titled: Iterable[_Titled]) -> None:
+    print(describe(content))
+    for _, title, table, sentence in titled:
+        above, below = f"{title}:\n\n" if title else "", f"\n\n{sentence}." if sentence else ""
+        print(f"\n{above}{markdown(table)}{below}")
+
+
+def _write_csv(folder: str, stem: str, titled: Sequence[_Titled], path: str) -> None:
+    """Write tables as CSV files and print their paths."""
+    if not titled:
+        raise _lacking(path, "table to write", ())
+    try:
+        written = list(write_csv(Path(folder), stem, ((name, table) for name, _, table, _ in titled)))
+    except OSError as error:
+        raise ValueError(f"--csv: {error}") from error
+    print(*written, sep="\n")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    """Print which times of the second record moved, against the first."""
+    paths = options.records
+    before, after = map(record.read, paths)
+    (first, arms), (second, _) = (
+        _wanted(path, content, options) for path, content in zip(paths, (before, after), strict=True)
     )
+    found, *only = moved.changes(first, second, arms)
     if not found:
         kinds = " and ".join(f"{content['experiment']}" for content in (before, after))
-        print(f"vpa.report: the records have no times of the same thing; they are of {kinds}", file=sys.stderr)
-        return 2
-    print(f"before: {describe(before)}\n\nafter: {describe(after)}\n")
-    devices = [record.device(content["environment"]) for content in (before, after)]
-    if devices[0] != devices[1]:
-        print(f"The devices differ, {devices[0]} and {devices[1]}: what moved is not the code's alone.\n")
+        raise ValueError(f"the records have no times of the same thing; they are of {kinds}")
     lines = moved.table(found)
+    caveat = moved.differences(before["environment"], after["environment"])
+    if options.csv:
+        if caveat:
+            print(f"vpa.report: {caveat}", file=sys.stderr)
+        stem = "_".join(Path(path).stem for path in paths)
+        return _write_csv(options.csv, stem, [_Titled("moved", "", lines)], stem)
+    print(f"before: {describe(before)}\n\nafter: {describe(after)}\n")
+    if caveat:
+        print(caveat + "\n")
     if len(lines) > 1:
         print(markdown(lines) + "\n")
     print(moved.words(found, *only) + ".")
-    return 0
 
 
-def _figures(path: str, content: dict[str, Any], rows: Sequence[Row], folder: str) -> int:
+def _figures(
+    path: str, content: dict[str, Any], rows: Sequence[Row], found: Sequence[study.Study], folder: str
+) -> None:
     from vpa import figures
 
-    found, env = study.studies(rows), content["environment"]
+    env = content["environment"]
     device = record.device(env) + (" (co-located)" if record.co_located(env) else "")
     try:
         drawing = figures.write_studies if found else figures.write
         written = list(drawing(Path(folder), Path(path).stem, device, found or rows))
     except (ImportError, OSError) as error:
-        print(f"vpa.report: --figures: {error}", file=sys.stderr)
-        return 2
+        raise ValueError(f"--figures: {error}") from error
     if not written:
-        return _lacking(path, "whole or local times to draw", (row["arm"] for row in rows))
+        raise _lacking(path, "whole or local times to draw", (row["arm"] for row in rows))
     print(*written, sep="\n")
-    return 0
 
 
-def _lacking(path: str, what: str, there: Iterable[str]) -> int:
-    """Say what a record has not, and what it has instead. Returns the exit code."""
-    print(f"vpa.report: {path} has no {what}; it has {', '.join(dict.fromkeys(there)) or 'none'}", file=sys.stderr)
-    return 2
+def _lacking(path: str, what: str, there: Iterable[str]) -> ValueError:
+    """The error that says what a record has not, and what it has instead."""
+    return ValueError(f"{path} has no {what}; it has {', '.join(dict.fromkeys(there)) or 'none'}")
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whose reader left, as head does, ends as other commands do
     sys.exit(main())

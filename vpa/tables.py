@@ -1,8 +1,11 @@
-"""Tables of rows: grouping, headings, cells, and their text for a terminal or as Markdown."""
+"""Tables of rows: grouping, headings, cells, and their text for a terminal, as Markdown or as CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import csv
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
@@ -63,6 +66,20 @@ def markdown(table: Table) -> str:
     """A table as Markdown."""
     lines = [table[0], ["---:" if numeric else "---" for numeric in _numeric(table)], *table[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def write_csv(folder: Path, stem: str, named: Iterable[tuple[str, Table]]) -> Iterator[Path]:
+    """Write each table, with the cells that Markdown has, to ``STEM_NAME.csv``; a name that comes again is numbered.
+    Gives the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    taken: dict[str, int] = {}
+    for name, table in named:
+        plain = re.sub(r"[^A-Za-z0-9.+-]+", "_", name).strip("_")
+        taken[plain] = taken.get(plain, 0) + 1
+        path = folder / f"{stem}_{plain}{f'_{taken[plain]}' if taken[plain] > 1 else ''}.csv"
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(table)
+        yield path
 
 
 def _numeric(table: Sequence[list[str]]) -> list[bool]:

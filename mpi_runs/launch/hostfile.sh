@@ -14,7 +14,7 @@ if [ $# -lt 3 ] || [ ! -r "$1" ]; then
 fi
 hosts=$1 per_host=$2
 shift 2
-case $per_host in '' | *[!0-9]* | 0) echo "hostfile.sh: RANKS_PER_HOST is $per_host; a number from 1 on" >&2; exit 2 ;; esac
+case $per_host in '' | *[!0-9]* | 0*) echo "hostfile.sh: RANKS_PER_HOST is $per_host; a number from 1 on" >&2; exit 2 ;; esac
 count=$(grep -cEv '^[[:space:]]*(#|$)' "$hosts") || { echo "hostfile.sh: $hosts names no machine" >&2; exit 2; }
 
 root=$(cd "$(dirname "$0")/../.." && pwd)

@@ -3,7 +3,7 @@
 #
 #   mpi_runs/launch/multi_gpu.sh FOLDER [--tp "2 4"] [--only "break-even draft"] [--seconds 480] [--dry-run]
 #
-# --tp: numbers of ranks; by default 2, 4 and 8, as far as there are GPUs. --only: experiments, in this order.
+# --tp: numbers of ranks, from 1 on; by default 2, 4 and 8, as far as there are GPUs. --only: experiments, in this order.
 # --seconds: when it is over; what has not begun by then is told. --dry-run: no GPU, 4 ranks over host memory, the
 # smallest sizes: whether all of it starts, writes its record and ends. Every run stands under a limit of its own.
 # Exit code 1 if a run failed, had a wrong row or found no time.
@@ -19,12 +19,13 @@ usage() {
     exit 2
 }
 
-folder="" tps="" only="" seconds=480 dry=no
+set -f # words of --tp and --only are no patterns of files
+folder="" tps="" asked=no only="" seconds=480 dry=no
 while [ $# -gt 0 ]; do
     case $1 in
         --tp | --only | --seconds)
             [ $# -ge 2 ] || usage
-            case $1 in --tp) tps=$2 ;; --only) only=$2 ;; *) seconds=$2 ;; esac
+            case $1 in --tp) tps=$2 asked=yes ;; --only) only=$2 ;; *) seconds=$2 ;; esac
             shift ;;
         --dry-run) dry=yes ;;
         -*) usage ;;
@@ -34,6 +35,10 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$folder" ] || usage
 case $seconds in '' | *[!0-9]*) usage ;; esac
+[ $asked = no ] || [ -n "${tps// /}" ] || usage
+for tp in $tps; do
+    case $tp in *[!0-9]* | 0*) echo "multi_gpu.sh: --tp has $tp; numbers of ranks from 1 on are accepted" >&2; usage ;; esac
+done
 mkdir -p "$folder" || exit 2
 
 # NVLS takes multicast memory, which not every virtual machine gives; without it NCCL takes rings and trees.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vpa.comm.device import RankFacts, choose_transport, pick_device
+from vpa.comm.device import RankFacts, choose_transport, pick_device, spread
 
 
 def gpu(number: int, host: str = "a", device: int | None = None, **more) -> RankFacts:
@@ -15,6 +15,21 @@ def gpu(number: int, host: str = "a", device: int | None = None, **more) -> Rank
 
 def test_a_rank_takes_the_gpu_of_its_place_on_the_host():
     assert [pick_device(local, 4) for local in range(4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("facts", "hosts", "gpus"),
+    [
+        ([gpu(i) for i in range(4)], 1, 4),
+        ([gpu(i, device=0) for i in range(4)], 1, 4),
+        ([gpu(0)] * 4, 1, 1),
+        ([gpu(0), gpu(1), gpu(0, "b"), gpu(1, "b")], 2, 4),
+        ([RankFacts("a"), RankFacts("b")], 2, 0),
+        ([gpu(0), RankFacts("a")], 1, 1),
+    ],
+)
+def test_hosts_and_gpus_are_counted_once(facts, hosts, gpus):
+    assert spread(facts) == (hosts, gpus)
 
 
 def test_one_visible_gpu_is_device_0_for_every_rank():

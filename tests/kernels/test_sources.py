@@ -35,6 +35,19 @@ def test_a_source_changes_with_its_defines_alone():
     assert one == kernels.source("pick_from_candidates", threads=128, pairs=0)
 
 
+def test_one_digest_is_of_every_kernels_text(monkeypatch):
+    texts = {path.name: path.read_text() for path in FOLDER.iterdir() if path.suffix in (".cu", ".cuh", ".py")}
+    digest = kernels.digest()
+    assert len(texts) > 20 and re.fullmatch("[0-9a-f]{64}", digest)
+    try:
+        for name, text in texts.items():
+            monkeypatch.setattr(kernels, "read", {**texts, name: text + " "}.__getitem__)
+            kernels.digest.cache_clear()
+            assert (kernels.digest() == digest) == (name == "__init__.py"), name
+    finally:
+        kernels.digest.cache_clear()
+
+
 def test_an_unknown_kernel_is_refused():
     with pytest.raises(KeyError):
         kernels.source("no_such_kernel")

@@ -1,11 +1,13 @@
 """The gather: communicators that carry candidates between ranks. All have the same few methods.
 
 ``rank``, ``size``, ``device``; ``transport`` and ``reason``, which one it is and why; ``carries``, whose arrays it
-gathers; ``capturable``, whether its collectives may be captured into a CUDA graph; ``all_gather(send, recv)``;
+gathers; ``capturable``, whether its collectives may be captured into a CUDA graph; ``hosts`` and ``gpus``, how many
+machines its ranks are on and how many GPUs they use, one that ranks share counted once; ``all_gather(send, recv)``;
 ``all_reduce(send, recv)`` and ``reduce_scatter(send, recv)``, sums over ranks, which the norm alone asks for;
 ``exchange(value)``, every rank's small Python value, over the host; ``barrier()``; ``close()``. All are context
 managers. A communicator of your own needs ``rank``, ``size``, ``all_gather`` and ``close``; without ``exchange``
-nothing checks that ranks call alike. Ours also have ``exchange_as(name, value)``: ranks that part are told so.
+nothing checks that ranks call alike, without ``hosts`` and ``gpus`` a switch of ``vpa.calibrate`` does not know where
+ranks are. Ours also have ``exchange_as(name, value)``: ranks that part are told so.
 """
 
 from __future__ import annotations
@@ -61,8 +63,12 @@ def from_mpi(transport: str = "auto", *, mpi_comm: Any = None, timeout: float = 
         requests = sorted({requested for requested, _ in told})
         if len(requests) > 1:
             raise ValueError(f"ranks ask for different transports: {', '.join(requests)}")
-        chosen, reason = device.choose_transport(transport, [facts for _, facts in told])
-        communicator: Any = mpi.Mpi(world.Dup(), device=mine.device, reason=reason, timeout=timeout)
+        everyone = [facts for _, facts in told]
+        chosen, reason = device.choose_transport(transport, everyone)
+        hosts, gpus = device.spread(everyone)
+        communicator: Any = mpi.Mpi(
+            world.Dup(), device=mine.device, reason=reason, timeout=timeout, hosts=hosts, gpus=gpus
+        )
         if chosen == "nccl":
             from vpa.comm.nccl import Nccl
 

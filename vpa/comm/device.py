@@ -95,6 +95,11 @@ def choose_transport(requested: str, facts: Sequence[RankFacts]) -> tuple[str, s
     return "mpi", obstacle
 
 
+def spread(facts: Sequence[RankFacts]) -> tuple[int, int]:
+    """How many hosts the ranks are on, and how many GPUs they use, each counted once however many ranks share it."""
+    return len({rank.host for rank in facts}), len({rank.gpu for rank in facts if rank.gpu is not None})
+
+
 def _nccl_obstacle(facts: Sequence[RankFacts]) -> str:
     """Why NCCL cannot join these ranks; empty if it can."""
     for rank, fact in enumerate(facts):
@@ -109,7 +114,7 @@ def _nccl_obstacle(facts: Sequence[RankFacts]) -> str:
         if other != rank and not all(f.shared_gpu and (f.nccl or 0) >= SHARED_GPU_NCCL for f in facts):
             return (
                 f"ranks {other} and {rank} share GPU {fact.device} of {fact.host}, which needs NCCL 2.30.3 "
-                f"(here {_dotted(fact.nccl)}) and NCCL_MULTI_RANK_GPU_ENABLE=1"
+                f"(here {dotted(fact.nccl)}) and NCCL_MULTI_RANK_GPU_ENABLE=1"
             )
     return ""
 
@@ -148,6 +153,7 @@ def nccl_version() -> int | None:
         return None
 
 
-def _dotted(version: int | None) -> str:
+def dotted(version: int | None) -> str:
+    """NCCL's version as people write it: 2.30.7 for 23007."""
     version = version or 0
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

@@ -48,13 +48,16 @@ class Mpi:
     carries = ("numpy", "cupy")
     capturable = False
 
-    def __init__(self, mpi_comm: Any, *, device: int | None, reason: str, timeout: float) -> None:
+    def __init__(
+        self, mpi_comm: Any, *, device: int | None, reason: str, timeout: float, hosts: int, gpus: int
+    ) -> None:
         self._mpi = mpi_comm
         self._staging: dict[str, Any] = {}
         self._closed = ""
         self.device = device
         self.reason = reason
         self.timeout = timeout
+        self.hosts, self.gpus = hosts, gpus
         self.rank = mpi_comm.Get_rank()
         self.size = mpi_comm.Get_size()
 

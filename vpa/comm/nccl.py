@@ -44,6 +44,7 @@ class Nccl:
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         self.rank, self.size, self.device = host.rank, host.size, host.device
         self.reason, self.timeout = host.reason, host.timeout
+        self.hosts, self.gpus = host.hosts, host.gpus
         self._watch = Watch(cupy.cuda.Event(disable_timing=True), _pending, self.timeout, self._expired)
         self._nccl = _create(host)
         atexit.register(_abort_at_exit, weakref.ref(self))

@@ -18,6 +18,8 @@ class Solo:
     reason = "one rank"
     carries = ("numpy", "cupy")
     capturable = True
+    hosts = 1
+    gpus = 0  # it binds none; arrays of any device are taken
 
     def all_gather(self, send: Any, recv: Any) -> None:
         """Copy ``send`` to ``recv``: C-contiguous, as many elements."""
