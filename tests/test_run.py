@@ -49,6 +49,15 @@ def head(tmp_path) -> Path:
     return path
 
 
+def test_a_run_on_the_cpu_beside_a_gpu_is_a_record_of_the_cpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "_gpu", lambda: {"name": "imagined", "multiprocessors": 132})
+    path = tmp_path / "out.json"
+    assert run.main([*SMALL, "--backend", "numpy", "--check-only", "--json", str(path)]) == 0
+    env = record.read(path)["environment"]
+    assert [rank["gpu"] for rank in env["ranks"]] == [None] and record.device(env) == env["ranks"][0]["cpu"]
+    assert record.device(record.environment()) == "imagined"
+
+
 def test_check_only_prints_a_line_for_each_input_and_dtype(capsys):
     assert run.main([*SMALL, "--check-only", "--tp", "8"]) == 0
     printed = capsys.readouterr().out

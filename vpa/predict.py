@@ -262,4 +262,5 @@ def _links(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    report.end_with_the_reader()
     sys.exit(main())

@@ -70,9 +70,13 @@ _LEAST = {
 _ROUNDED_US = 1.1e-3
 
 
-def environment(comm: Any = None) -> dict[str, Any]:
-    """Versions, devices, ranks and revision. With a communicator, of all its ranks: every rank calls it."""
-    here = {"host": platform.node(), "cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "gpu": _gpu()}
+def environment(comm: Any = None, on_gpu: bool = True) -> dict[str, Any]:
+    """Versions, devices, ranks and revision. With a communicator, of all its ranks: every rank calls it.
+
+    on_gpu: whether the work was a GPU's, if there is one; a run on the CPU beside a GPU is a record of the CPU.
+    """
+    gpu = _gpu() if on_gpu else None
+    here = {"host": platform.node(), "cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "gpu": gpu}
     variables = {name: text for name, text in os.environ.items() if name.startswith("NCCL_") or name == "LD_PRELOAD"}
     everyone = [(here, variables)] if comm is None else comm.exchange((here, variables))
     return {

@@ -325,7 +325,12 @@ def _lacking(path: str, what: str, there: Iterable[str]) -> ValueError:
     return ValueError(f"{path} has no {what}; it has {', '.join(dict.fromkeys(there)) or 'none'}")
 
 
-if __name__ == "__main__":
+def end_with_the_reader() -> None:
+    """Let this process end as other commands do where what reads its output leaves early, as ``head`` does."""
     if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whose reader left, as head does, ends as other commands do
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    end_with_the_reader()
     sys.exit(main())

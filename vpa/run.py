@@ -185,7 +185,7 @@ def _experiment(plan: _Plan, settings: Settings, job: Job, sharding: str) -> int
     experiment = importlib.import_module(f"vpa.bench.{settings.kind}")
     rows = list(experiment.run(settings, job, plan.source, progress))
     progress("")
-    env = record.environment(comm)  # after the work: clocks as they were for it
+    env = record.environment(comm, on_gpu=gpu)  # after the work: clocks as they were for it
     wrong = sum(row["wrong"] or 0 for row in rows if not row["external"])
     if rank0:
         report.print_rows(rows)
