@@ -213,7 +213,7 @@ def test_what_a_study_refuses_is_one_line(tmp_path, capsys):
     record.write(str(path), "break-even", record.environment(), studied(sizes=(0, 1)))
     assert report.main([str(path)]) == 2
     captured = capsys.readouterr()
-    assert captured.err == f"vpa.report: {path}: batch sizes are [0, 1]; at least one, from 1 on, is accepted\n"
+    assert captured.err == f"vpa.report: {path}: batch sizes are [0, 1]; at least one integer, from 1 on, is accepted\n"
     assert captured.out == ""
 
 
