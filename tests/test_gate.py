@@ -13,9 +13,10 @@ from vpa.gate import Share
 
 GREEDY = VerifyBatch(
     num_rows=96, tp_size=4, vocab_size=200064, num_draft_tokens=3, max_temperature=0.0, filtered_sampling=False,
-    penalties=False, logit_bias=False, bad_or_allowed_words=False, min_tokens=False, custom_processor=False, grammar_bitmask=False,
-    logprobs=False, prompt_logprobs=False, adaptive_verification=False, block_verification=False, draft_logits=False,
-    watermark=False, unsupported_lora=False, unsupported_added_vocabulary=False,
+    penalties=False, logit_bias=False, bad_or_allowed_words=False, min_tokens=False, custom_processor=False,
+    grammar_bitmask=False, logprobs=False, prompt_logprobs=False, adaptive_verification=False,
+    block_verification=False, draft_logits=False, watermark=False, unsupported_lora=False,
+    unsupported_added_vocabulary=False,
 )  # fmt: skip
 
 #: For each reason, the one fact that gives it.

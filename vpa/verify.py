@@ -15,7 +15,7 @@ from vpa import arrays, backends
 from vpa.comm import agree, check_communicator
 from vpa.contribution import Contribution, blocks_of
 from vpa.emulate import check_all_ranks, plan_of
-from vpa.requests import Requests
+from vpa.requests import Requests, check_names
 from vpa.scan import check
 from vpa.verify_steps import (
     Outputs,
@@ -119,6 +119,7 @@ def emulate_greedy_verify(
     shards_of_logits: one [N, width] array per shard, all of one library, dtype and N. Other arguments, the result and
     the errors are those of ``greedy_verify``.
     """
+    check_names("emulate_greedy_verify()", requests_arguments)
     taken, shards = check_all_ranks(shards_of_logits, shards)
     first = taken[0].array
     check_form(form, nan)
