@@ -452,6 +452,34 @@ def test_verifying_counts_requests_with_a_wrong_outcome(monkeypatch, capsys):
     assert all(line[10] == "0" for line in lines if line[7] == "full")
 
 
+def test_verifying_sees_a_rule_that_is_broken_in_every_arm(monkeypatch, capsys):
+    """The oracle is not the rules that arms and backends share."""
+    from vpa import acceptance
+    from vpa.backends import numpy_verify
+    from vpa.bench import verify, verify_cases
+
+    def without_bonus(argmax, **keywords):
+        tokens, sampled, rejected = acceptance.accept(argmax, **keywords)
+        tokens[(rejected == 0) & (sampled > 0), -1] = 0
+        return tokens, sampled, rejected
+
+    for module in (numpy_verify, verify, verify_cases):
+        monkeypatch.setattr(module, "accept", without_bonus, raising=False)
+    assert run.main(["verify", "--rows", "5", "--vocab", "300", "--check-only"]) == 1
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "greedy" in line and "bfloat16" in line]
+    assert len(lines) == 9 and all(int(line[-2]) > 0 for line in lines if line[0] == "random,")
+
+
+def test_the_oracle_of_many_requests_is_quick():
+    from vpa.bench.verify_cases import KINDS, make_case
+
+    best = np.random.default_rng(0).integers(0, 1000, 1024 * 4)
+    start = time.monotonic()
+    for kind in KINDS:
+        make_case(kind, 0, best, 3, 1000)
+    assert time.monotonic() - start < 3
+
+
 def test_verifying_with_a_real_head(head, capsys):
     assert run.main(["verify", "--lm-head", str(head), "--rows", "1,4", "--check-only", "--tp", "8"]) == 0
     assert "head, mixed" in capsys.readouterr().out

@@ -51,11 +51,13 @@ def greedy_verify(
 ) -> Outputs:
     """Which drafts greedy decoding accepts, and the token after them; every rank calls and gets the same.
 
-    logits: this rank's [N, shard.width] of all requests' rows, bf16, fp16 or fp32, any strides. Request ``r`` owns rows
-        ``cu_num_rows[r] .. cu_num_rows[r + 1] - 1``: one that follows its last known token, and one for each draft.
+    logits: this rank's [N, shard.width] of all requests' rows, bf16, fp16 or fp32, any strides, scaled and soft-capped
+        already, as ``LogitsProcessor.compute_logits_local`` gives them. Request ``r`` owns rows ``cu_num_rows[r] ..
+        cu_num_rows[r + 1] - 1``: one that follows its last known token, and one for each draft.
     comm: a communicator of ``shard.tp_size`` ranks.
     draft_ids, positions: int64 [N]; the draft at a row is judged against the argmax of the row before. The first of a
         request's rows has none, whatever stands there. An id outside the vocabulary, as -1, is never accepted.
+        Positions are at least -2^63 + 1024, so that kernels can take a draft's place from them.
     cu_num_rows: int32 [R + 1], from 0 on; rows from ``cu_num_rows[R]`` on are padding. num_draft_tokens: the most
         drafts of a request, K, at most 1024; a request may have fewer, or none, or no rows.
     seq_lens, prefill_lens: int32 [R]. A request whose ``seq_len < prefill_len`` samples nothing; a draft whose position
