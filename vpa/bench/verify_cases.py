@@ -37,10 +37,11 @@ class Case:
         arrays = {name: place(array) for name, array in self.arguments.items()}
         return {"num_draft_tokens": self.num_draft_tokens, "acceptance": self.acceptance, **arrays}
 
-    def acceptance_length(self) -> float:
-        """The mean number of tokens of the requests that sample any."""
-        sampled = self.outcome[1]
-        return float(sampled[sampled > 0].mean()) if (sampled > 0).any() else 0.0
+    def lengths(self) -> dict[str, Any]:
+        """For a row of the record: how many requests sample, and the mean number of tokens of those, None without."""
+        sampled = self.outcome[1][self.outcome[1] > 0]
+        mean = float(sampled.mean()) if len(sampled) else None
+        return {"acceptance_length": mean, "sampling_requests": len(sampled)}
 
     def right(self, outcome: Any) -> np.ndarray:
         """Which requests have the right outcome, bool [R]."""
