@@ -10,7 +10,8 @@ def row(rows: int, arm: str, median: float | None, wrong: int | None = 0, **more
         "rows": rows, "dtype": "bfloat16", "input": "random", "seed": 0, "vocab": 131072, "tp": 4, "columns": 32768,
         "layout": "packed", "backend": "raw", "gather": "excluded", "mode": "captured", "cache": "hot", "arm": arm,
         "part": "", "strides": "", "external": False, "kernels": None, "wrong": wrong, "skipped": "", "calls": 20,
-        "samples_us": samples, "median_us": median, "bytes_moved": None, "acceptance_length": None, "hidden_size": None,
+        "samples_us": samples, "median_us": median, "bytes_moved": None, "hidden_size": None,
+        "acceptance_length": None, "sampling_requests": None,
         **more,
     }  # fmt: skip
 

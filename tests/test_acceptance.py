@@ -154,11 +154,11 @@ def test_conditional_rates(count, given_as, rates):
         (2, {"rates": [0.5, 0.6]}, "none above the one before"),
         (2, {"rates": [1.5, 0.6]}, "numbers from 0 to 1"),
         (2, {"rates": [0.5, -0.1]}, "numbers from 0 to 1"),
-        (2, {"rates": [0.5, float("nan")]}, "numbers are accepted"),
-        (2, {"rates": "ab"}, "numbers are accepted"),
-        (2, {"rates": 3}, "numbers are accepted"),
+        (2, {"rates": [0.5, float("nan")]}, r"rates\[1\] is nan; a number is accepted"),
+        (2, {"rates": [10**400, 1]}, "numbers from 0 to 1"),
         (2, {"mean": 3.5}, "with 2 drafts it is 1 to 3 tokens"),
-        (2, {"mean": "x"}, "numbers are accepted"),
+        (2, {"mean": 10**400}, "with 2 drafts it is 1 to 3 tokens"),
+        (2, {"mean": np.float32("nan")}, "mean is nan; a number is accepted"),
         (-1, {"mean": 1}, "at least 0"),
         (1.5, {"mean": 1}, "an integer is accepted"),
     ],
@@ -166,3 +166,43 @@ def test_conditional_rates(count, given_as, rates):
 def test_rates_that_do_not_fit(count, given_as, message):
     with pytest.raises((TypeError, ValueError), match=message):
         conditional_acceptance(count, **given_as)
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        "10", b"\1\0", bytearray(2), memoryview(b"\1\0"), {1, 0}, {1: 2, 0: 3}, {1: 2}.keys(),
+        (rate for rate in (1, 0)), iter([1, 0]), map(float, "10"), 3, np.float32(1), np.ones((2, 1)), np.ones(()),
+        None.__class__, np.ma.array([0.5, 0.2], mask=[True, False]),
+    ],
+    ids=lambda rates: type(rates).__name__,
+)  # fmt: skip
+def test_what_is_no_list_of_rates(rates):
+    with pytest.raises(TypeError, match=r"^rates is .*; a list or a NumPy array \[n\] of numbers is accepted$"):
+        conditional_acceptance(2, rates=rates)
+
+
+@pytest.mark.parametrize("other", [True, np.True_, "2", b"2", None.__class__, [2], np.ones(1), 2j], ids=repr)
+def test_what_is_no_number(other):
+    for given_as, name in (({"mean": other}, "mean"), ({"rates": [1, other]}, r"rates\[1\]")):
+        with pytest.raises(TypeError, match=f"^{name} is .*; a number is accepted$"):
+            conditional_acceptance(2, **given_as)
+
+
+@pytest.mark.parametrize("rates", [(1, 0), range(1, -1, -1), np.array([1, 0], np.float16), np.array([1, 0], np.uint8)])
+def test_lists_and_arrays_of_rates(rates):
+    assert conditional_acceptance(2, rates=rates).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("position", [-(2**63), -(2**63) + 1, -(2**63) + 5, 2**63 - 1])
+@pytest.mark.parametrize("prefill_len", [-(2**31), 0, 2**31 - 1])
+def test_positions_do_not_wrap(position, prefill_len):
+    """Drafts before the prompt's end are placeholders, as far before it as int64 goes."""
+    case = dict(
+        argmax=np.array([1, 1, 1]), draft_ids=np.array([1, 1, 1]), cu=np.array([0, 3], np.int32), k=2,
+        positions=np.full(3, position), seq_lens=np.array([2**31 - 1], np.int32),
+        prefill_lens=np.array([prefill_len], np.int32), seeds=np.array([7]), vocab=100, rates=None,
+    )  # fmt: skip
+    got = lists(accepted(case))
+    assert got == reference(*case.values())
+    assert got[1] == [3 if position > 0 else 1]

@@ -237,3 +237,54 @@ def test_torch_tensors_on_a_gpu():
             tokens = vpa.get_top_tokens(logits, SHARD, vpa.comm.solo())
             assert isinstance(tokens, torch.Tensor) and tokens.is_cuda
             assert tokens.tolist() == full_argmax(logits.float().cpu().numpy()).tolist()
+
+
+class TestResultsInTheMemoryOfTheirInput:
+    """They would be written over what is still to be read: wrong without a word."""
+
+    memory = np.zeros(4 * 100, np.float32)
+
+    @property
+    def logits(self) -> np.ndarray:
+        return self.memory.reshape(4, 100)
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda logits, words: vpa.local_argmax_candidates(logits, SHARD, splits=2, out=words[8:16].reshape(4, 2)),
+            lambda logits, words: vpa.TopTokens(SHARD, vpa.comm.solo(), max_rows=4, dtype="float32")(
+                logits, out=words[-4:].view(np.int64)
+            ),
+            lambda logits, words: vpa.pick_from_candidates(words.reshape(4, 50), 4, out=words[196:].view(np.int64)),
+        ],
+        ids=["local_argmax_candidates", "TopTokens", "pick_from_candidates"],
+    )
+    def test_are_refused(self, call):
+        with pytest.raises(ValueError, match=r"^out shares memory with the input, which would be overwritten; give "):
+            call(self.logits, self.memory.view(np.uint64))
+        assert not self.memory.any()
+
+    def test_what_counts_is_bytes_from_the_first_element_to_the_last(self):
+        rng, memory = np.random.default_rng(0), np.zeros((12, 12), np.int32)
+        seen = set()
+        for _ in range(2000):
+            first, second = (self.part(rng, memory) for _ in range(2))
+            shared = np.may_share_memory(first, second)
+            seen.add(shared)
+            if shared:
+                with pytest.raises(ValueError, match="a shares memory with b"):
+                    arrays.check_apart({"a": first}, {"b": second, "none": None})
+                with pytest.raises(ValueError, match="a shares memory with b"):
+                    arrays.check_apart({"a": first, "b": second}, {})
+            else:
+                arrays.check_apart({"a": first, "b": second}, {})
+        assert seen == {True, False}
+
+    def part(self, rng, memory):
+        """Some of it, by steps of either sign, perhaps nothing."""
+        cuts = []
+        for size in memory.shape:
+            begin, end = sorted(rng.integers(0, size + 1, 2))
+            step = int(rng.choice([1, 2, -1, -3]))
+            cuts.append(slice(begin, end, step) if step > 0 else slice(end - 1, begin - 1 if begin else None, step))
+        return memory[tuple(cuts)]

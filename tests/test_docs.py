@@ -63,7 +63,6 @@ NOT_RUN = {
 RANKS = {"README.md": 2, "index.md": 2, "user-guide.md": 2, "cluster.md": 2}
 
 _BEGIN = """
-import dataclasses
 import ml_dtypes
 import numpy as np
 import vpa
@@ -113,10 +112,6 @@ partial, residual, weight = np.ones((8, 64), np.float16), None, np.ones(64, np.f
 logits = np.zeros((8, shard.width), ml_dtypes.bfloat16)
 draft_ids, positions, cu_num_rows = np.zeros(8, np.int64), np.arange(10, 18), np.array([0, 4, 8], np.int32)
 seq_lens, prefill_lens, seeds = np.full(2, 20, np.int32), np.full(2, 5, np.int32), np.arange(2)
-""",
-    ("user-guide.md", "counter = vpa.GateCounter()"): """
-settled = ("num_rows", "tp_size", "vocab_size", "max_temperature")
-conditions = {one.name: False for one in dataclasses.fields(vpa.VerifyBatch) if one.name not in settled}
 """,
 }
 

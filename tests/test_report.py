@@ -81,11 +81,32 @@ def test_rows_of_older_records_have_no_parts(tmp_path, capsys):
     record.write(str(path), "headline", record.environment(), ROWS)
     content = json.loads(path.read_text())
     for old in content["rows"]:
-        del old["part"], old["strides"], old["bytes_moved"], old["acceptance_length"]
+        del old["part"], old["strides"], old["bytes_moved"], old["acceptance_length"], old["sampling_requests"]
     path.write_text(json.dumps(content))
     assert record.read(path)["rows"] == ROWS
     assert report.main([str(path), "--summary"]) == 2
     assert "has no times of parts, as compare takes them; it has headline" in capsys.readouterr().err
+
+
+def lengths(*each) -> list[str]:
+    """The last cells of the table of checks of requests, (number, mean length, how many sample)."""
+    rows = [
+        row(size, "sharded (candidate)", None, part="K 3", acceptance_length=length, sampling_requests=sampling)
+        for size, length, sampling in each
+    ]
+    return [line[-1] for line in report.verification_table(rows)]
+
+
+def test_mean_lengths_are_weighted_by_the_requests_that_sample():
+    assert lengths((4, 2.0, 1), (8, 3.0, 3)) == ["mean length", "2.75"]
+    assert lengths((4, None, 0), (8, 3.0, 3)) == ["mean length", "3.00"]
+    assert lengths((4, None, 0)) == lengths((0, None, None)) == ["mean length", ""]
+
+
+def test_mean_lengths_of_older_records():
+    """They have 0 where nobody samples, and say of no size how many do."""
+    assert lengths((1, 0.0, None), (2, 2.0, None), (6, 3.0, None)) == ["mean length", "2.75"]
+    assert lengths((1, 0.0, None)) == ["mean length", ""]
 
 
 def test_reports_of_records(tmp_path, capsys):

@@ -161,6 +161,10 @@ def test_a_wrong_token_is_exit_code_1(monkeypatch, capsys):
         (["--layout", "pairs", "--vocab", "16777217"], "layout 'pairs' holds ids as fp32"),
         (["--family", "deepseek"], "headline: drafters (--family) goes with draft; this is headline"),
         (["compare", "--draft-tokens", "3"], "compare: draft_tokens (--draft-tokens) goes with draft"),
+        (["draft", "--draft-tokens", "2,3"], "draft_tokens (--draft-tokens) is 2,3; of draft one number, at least 1"),
+        (["verify", "--draft-tokens", "-1"], "draft_tokens has -1; integers from 0 to 1024 are accepted"),
+        (["verify", "--draft-tokens", "x"], "--draft-tokens is 'x'; integers with commas between are accepted"),
+        (["verify", "--rows", "3000", "--draft-tokens", "0,9"], "30000 rows of vocabulary 50257, padded for 4 ranks"),
         (["draft", "--family", "eagle"], "drafters has 'eagle'; nemotron-h, deepseek, deepseek-v3.2 are accepted"),
         (["--hidden-sizes", "768"], "headline: hidden_sizes (--hidden-sizes) goes with norm; this is headline"),
         (["norm", "--hidden-sizes", "768,16385"], "hidden_sizes has 16385; integers from 1 to 16384 are accepted"),
@@ -204,7 +208,9 @@ def test_bad_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
         ("comm = 'ucx'", "comm is 'ucx'; auto, nccl, mpi, emulated"),
         ("check_only = 1", "check_only is 1; true or false"),
         ("drafters = ['eagle']", "drafters has 'eagle'; nemotron-h, deepseek, deepseek-v3.2 are accepted"),
-        ("draft_tokens = 0", "draft_tokens is 0; an integer from 1 to 1024"),
+        ("draft_tokens = 1025", "draft_tokens has 1025; integers from 0 to 1024"),
+        ("draft_tokens = '3'", "draft_tokens is '3'; a list of integers from 0 to 1024"),
+        ("kind = 'draft'\ndraft_tokens = 0", "draft_tokens (--draft-tokens) is 0; of draft one number, at least 1, is"),
         ("kind = 'draft'", "question, rows, vocab, dtypes, drafters, tp, calls, rounds missing"),
         (
             "kind = 'draft'\nfamilies = ['ties']",
@@ -440,6 +446,35 @@ def test_verifying(capsys, tmp_path):
     assert all(1 <= row["acceptance_length"] <= 3 for row in rows if row["wrong"] == 0 and row["rows"])
 
 
+def test_verifying_sweeps_numbers_of_drafts(capsys, tmp_path):
+    path = tmp_path / "out.json"
+    small = ["verify", "--rows", "2,1", "--vocab", "300", "--draft-tokens", "0,1,5", "--json", str(path)]
+    assert run.main(small) == 0
+    capsys.readouterr()
+    rows = record.read(path)["rows"]
+    checks, times = ([row for row in rows if bool(row["samples_us"]) is timed] for timed in (False, True))
+    sweep = {(f"K {count}", size) for count in (0, 1, 5) for size in (1, 2)}
+    assert {(row["part"], row["rows"]) for row in checks} == sweep
+    assert {(row["input"].removeprefix("random, "), row["rows"]) for row in times} == sweep
+    for row in checks:
+        sampling, length = row["sampling_requests"], row["acceptance_length"]
+        assert sampling <= row["rows"] and (length is None) == (sampling == 0)
+        assert length is None or 1 <= length <= int(row["part"].removeprefix("K ")) + 1
+    assert {row["bytes_moved"] for row in times if row["arm"] == "sharded (candidate)" and row["rows"] == 2} == {
+        4 * 2 * (count + 1) * 8 * 8 for count in (0, 1, 5)
+    }
+    assert report.main([str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "random, mixed | bfloat16 | 300 | 4 | 5 | 2 1 |" in printed and "random, K 5" in printed
+
+
+def test_the_mean_length_is_of_requests_that_sample(capsys):
+    """Nobody samples in one of the sizes, and two of three in another: (2 + 1 + 1) / 3."""
+    assert run.main(["verify", "--check-only", "--vocab", "500", "--rows", "1,2,3", "--seed", "4"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("random, mixed")]
+    assert len(lines) == 3 and {line[-1] for line in lines} == {"1.33"}
+
+
 def test_verifying_counts_requests_with_a_wrong_outcome(monkeypatch, capsys):
     from vpa.backends import numpy_verify
 
@@ -459,6 +494,34 @@ def test_verifying_counts_requests_with_a_wrong_outcome(monkeypatch, capsys):
         ("full", "path"): "(numpy)",
     }
     assert all(line[10] == "0" for line in lines if line[7] == "full")
+
+
+def test_verifying_sees_a_rule_that_is_broken_in_every_arm(monkeypatch, capsys):
+    """The oracle is not the rules that arms and backends share."""
+    from vpa import acceptance
+    from vpa.backends import numpy_verify
+    from vpa.bench import verify, verify_cases
+
+    def without_bonus(argmax, **keywords):
+        tokens, sampled, rejected = acceptance.accept(argmax, **keywords)
+        tokens[(rejected == 0) & (sampled > 0), -1] = 0
+        return tokens, sampled, rejected
+
+    for module in (numpy_verify, verify, verify_cases):
+        monkeypatch.setattr(module, "accept", without_bonus, raising=False)
+    assert run.main(["verify", "--rows", "5", "--vocab", "300", "--check-only"]) == 1
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "greedy" in line and "bfloat16" in line]
+    assert len(lines) == 9 and all(int(line[-2]) > 0 for line in lines if line[0] == "random,")
+
+
+def test_the_oracle_of_many_requests_is_quick():
+    from vpa.bench.verify_cases import KINDS, make_case
+
+    best = np.random.default_rng(0).integers(0, 1000, 1024 * 4)
+    start = time.monotonic()
+    for kind in KINDS:
+        make_case(kind, 0, best, 3, 1000)
+    assert time.monotonic() - start < 3
 
 
 def test_verifying_with_a_real_head(head, capsys):

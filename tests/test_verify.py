@@ -458,7 +458,7 @@ class TestTheClass:
             ValueError, match=r"got 4 rows of float32 of 2 requests; .* of at most 4|built for at most 4"
         ):
             verify(logits, **good)
-        with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'seeds'"):
+        with pytest.raises(TypeError, match="without seeds; of requests it takes draft_ids"):
             verify(logits, **{name: value for name, value in good.items() if name != "seeds"})
         with pytest.raises(ValueError, match="captured from GPU arrays; got a NumPy array"):
             verify.capture(logits[:, :], **{**good, **self.one(good)})

@@ -6,6 +6,9 @@ A request owns rows ``s .. e - 1``: row ``s`` follows its last known token, row 
 
 from __future__ import annotations
 
+import math
+import numbers
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,11 +27,11 @@ def conditional_acceptance(
 ) -> np.ndarray:
     """Rates float32 [K] at which synthetic acceptance takes each draft, given that it took those before.
 
-    rates: for each of the K drafts how often it is accepted at all, in [0, 1], none above the one before.
+    rates: a list or array of K numbers, how often each draft is accepted at all, in [0, 1], none above the one before.
     mean: instead, the mean number of tokens of a step, 1 to K + 1: as many leading drafts are always taken as it holds
         whole ones, and the next at the rate of its fraction.
 
-    Raises ``TypeError`` and ``ValueError`` for what is neither.
+    Raises ``TypeError`` for what is neither, ``ValueError`` for numbers out of range.
     """
     count = integer("num_draft_tokens", num_draft_tokens)
     if count < 0:
@@ -41,11 +44,11 @@ def conditional_acceptance(
             raise ValueError(f"{taken.size} rates for {count} drafts; one for each is accepted")
         before = np.concatenate([[1.0], taken])[:count]
         if not (np.all(taken >= 0) and np.all(taken <= before)):
-            raise ValueError(f"rates are {list(rates)}; numbers from 0 to 1, none above the one before, are accepted")
+            raise ValueError(f"rates are {_shown(rates)}; numbers from 0 to 1, none above the one before, are accepted")
     else:
-        (length,) = _numbers("mean", [mean])
+        length = _number("mean", mean)
         if not 1 <= length <= count + 1:
-            raise ValueError(f"mean is {mean}; with {count} drafts it is 1 to {count + 1} tokens")
+            raise ValueError(f"mean is {_shown(mean)}; with {count} drafts it is 1 to {count + 1} tokens")
         taken = np.clip(length - 1 - np.arange(count), 0, 1)
         before = np.concatenate([[1.0], taken])[:count]
     return np.divide(taken, before, out=np.zeros(count), where=before > 0).astype(np.float32)
@@ -108,7 +111,7 @@ def accept(
         judged = np.flatnonzero(going & (counts - 1 > i))
         row = begins[judged] + i
         draft, best = draft_ids[row + 1], argmax[row]
-        prompt = positions[row + 1] - (i + 1) < prefill_lens[judged]
+        prompt = positions[row + 1] < prefill_lens[judged].astype(np.int64) + (i + 1)  # on this side nothing wraps
         possible = (draft >= 0) & (draft < vocab_size) & ~prompt
         agreed = best == draft if acceptance is None else draws(seeds[judged], positions[row]) < acceptance[i]
         taken = possible & agreed
@@ -122,11 +125,30 @@ def accept(
     return tokens, sampled.astype(np.int32), rejected.astype(np.int32)
 
 
-def _numbers(name: str, value: Any) -> np.ndarray:
+def _number(name: str, value: Any) -> float:
+    """A caller's number; words and flags are none."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {_shown(value)}; a number is accepted")
     try:
-        numbers = np.asarray(list(value), np.float64)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {value!r}; numbers are accepted") from None
-    if numbers.ndim != 1 or np.isnan(numbers).any():
-        raise ValueError(f"{name} is {value!r}; numbers are accepted")
-    return numbers
+        number = float(value)
+    except OverflowError:  # an integer that no float holds: out of any range here
+        number = math.inf if value > 0 else -math.inf
+    if math.isnan(number):
+        raise ValueError(f"{name} is nan; a number is accepted")
+    return number
+
+
+def _numbers(name: str, value: Any) -> np.ndarray:
+    """A caller's numbers, float64 [n]: of an array, or of a sequence, which has an order and is not spent by a look."""
+    if isinstance(value, np.ndarray):
+        fits = value.ndim == 1 and not isinstance(value, np.ma.MaskedArray)
+    else:
+        fits = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
+    if not fits:
+        raise TypeError(f"{name} is {_shown(value)}; a list or a NumPy array [n] of numbers is accepted")
+    return np.array([_number(f"{name}[{place}]", one) for place, one in enumerate(value)], np.float64)
+
+
+def _shown(value: Any) -> str:
+    """A value in one short line."""
+    return " ".join(reprlib.repr(value).split())

@@ -10,7 +10,7 @@ import ctypes
 import functools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -165,14 +165,37 @@ def check_vector(array: Any, name: str, length: int, dtype: Any, like: Any) -> N
         raise ValueError(f"{name} has gaps between its elements, or starts at a fraction of one; copy it first")
 
 
+def check_apart(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if an output lies in the memory of an input or of another output: it would be written there.
+
+    What counts are the bytes from an array's first element to its last, gaps included: to find out whether two strided
+    arrays share an element may take very long, and this is asked at each call.
+    """
+    taken = [(name, *_bytes_of(array)) for name, array in outputs.items()]
+    others = [(name, *_bytes_of(array)) for name, array in inputs.items() if array is not None]
+    for place, (name, begin, end) in enumerate(taken):
+        for other, first, last in (*taken[place + 1 :], *others):
+            if begin < last and first < end and begin < end and first < last:
+                raise ValueError(f"{name} shares memory with {other}, which would be overwritten; give each its own")
+
+
+def copy_of(array: Any) -> Any:
+    """A copy of a NumPy or CuPy array, made when this returns: whatever stream reads it has the whole of it."""
+    copy = array.copy()
+    if not is_host(copy):
+        namespace(copy).cuda.get_current_stream().synchronize()
+    return copy
+
+
 def target(out: Any, shape: tuple[int, ...], dtype: np.dtype, like: Given, name: str = "out") -> Given:
-    """Where a result goes: the caller's ``out``, checked, or fresh memory of the library of ``like``."""
+    """Where a result goes: the caller's ``out``, checked, or fresh memory of the library of ``like``, its input."""
     if out is None:
         return Given(namespace(like.array).empty(shape, dtype), like.give_back)
     taken = given(out, name)
     if is_host(taken.array) and not taken.array.flags.writeable:
         taken = Given(_writeable(out, taken.array), taken.give_back)
     check_out(taken.array, shape, dtype, like.array, name)
+    check_apart({name: taken.array}, {"the input": like.array})
     return taken
 
 
@@ -231,9 +254,27 @@ def check_device(array: Any, name: str) -> None:
 
 def is_aligned(array: Any) -> bool:
     """Whether the array starts at, and steps by, whole elements."""
-    address = array.ctypes.data if is_host(array) else array.data.ptr
     itemsize = array.dtype.itemsize
-    return address % itemsize == 0 and not any(stride % itemsize for stride in array.strides)
+    return _address(array) % itemsize == 0 and not any(stride % itemsize for stride in array.strides)
+
+
+def _address(array: Any) -> int:
+    return array.ctypes.data if is_host(array) else array.data.ptr
+
+
+def _bytes_of(array: Any) -> tuple[int, int]:
+    """Where the memory of an array's elements begins and ends; the same place twice where it has none."""
+    begin = end = _address(array)
+    if not array.size:
+        return begin, begin
+    if array.flags.c_contiguous:
+        return begin, begin + array.nbytes
+    for count, stride in zip(array.shape, array.strides, strict=True):
+        if stride < 0:
+            begin += (count - 1) * stride
+        else:
+            end += (count - 1) * stride
+    return begin, end + array.itemsize
 
 
 def _is_cupy(argument: Any) -> bool:

@@ -7,16 +7,21 @@ more has to take the full path, and all ranks of it alike: the decision is a pur
 from __future__ import annotations
 
 import enum
+import math
 import numbers
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from vpa.order import MAX_VOCAB_SIZE
+from vpa.requests import MAX_DRAFT_TOKENS
 from vpa.vocab import integer
 
 #: A request is greedy below this temperature.
 GREEDY_TEMPERATURE = 1e-5
+
+#: As engines keep temperatures, in fp32: rounded so, 1e-5 lies below itself, and is not below this.
+_GREEDY_BELOW = float(np.float32(GREEDY_TEMPERATURE))
 
 
 class Reason(enum.Enum):
@@ -24,8 +29,9 @@ class Reason(enum.Enum):
 
     ONE_RANK = "one rank has the whole vocabulary, so that there is nothing to gather"
     ID_RANGE = f"a candidate holds ids below {MAX_VOCAB_SIZE}, and the vocabulary has more"
+    DRAFT_TOKENS = f"a request may have more than {MAX_DRAFT_TOKENS} drafts, the most that one finish takes"
     SAMPLED = f"a request samples: its temperature is not below {GREEDY_TEMPERATURE}"
-    FILTERED_SAMPLING = "a request that samples has min-p, top-p or top-k"
+    FILTERED_SAMPLING = "a request's logits pass through min-p, top-p or top-k, which take whole rows"
     PENALTIES = "a request has repetition, presence or frequency penalties, which change its logits"
     LOGIT_BIAS = "a request has a logit bias"
     BAD_OR_ALLOWED_WORDS = "a request has bad words, or a list of allowed ones"
@@ -46,15 +52,20 @@ class Reason(enum.Enum):
 class VerifyBatch:
     """What decides about a step: facts that all ranks have alike. Each is asked for, so that none is forgotten.
 
-    num_rows: rows of logits of the step; it decides nothing, and is what a ``GateCounter`` counts. max_temperature:
-    the highest of any request. The others: see the ``Reason`` of the same name, which is given where one is true.
+    num_rows: rows of logits of the step; it decides nothing, and is what a ``GateCounter`` counts. num_draft_tokens:
+    the most drafts of a request, as ``greedy_verify`` is given it. max_temperature: the highest of any request, 0 or
+    more; NaN counts as one that samples. filtered_sampling: whether filters are applied to any request's logits, also
+    where it is greedy; a caller that leaves greedy requests unfiltered gives False, since filters keep the argmax. The
+    others: see the ``Reason`` of the same name, which is given where one is true.
 
-    Raises ``TypeError`` for a fact of another kind, ``ValueError`` for a number out of range.
+    Facts may be NumPy's scalars, and are kept as Python's. Raises ``TypeError`` for a fact of another kind,
+    ``ValueError`` for a number out of range.
     """
 
     num_rows: int
     tp_size: int
     vocab_size: int
+    num_draft_tokens: int
     max_temperature: float
     filtered_sampling: bool
     penalties: bool
@@ -73,16 +84,27 @@ class VerifyBatch:
     unsupported_added_vocabulary: bool
 
     def __post_init__(self) -> None:
-        for name, least in (("num_rows", 0), ("tp_size", 1), ("vocab_size", 1)):
-            number = integer(name, getattr(self, name))
-            if number < least:
-                raise ValueError(f"{name} is {number}; it is at least {least}")
+        kept: dict[str, int | float | bool] = {}
+        for name, least in (("num_rows", 0), ("tp_size", 1), ("vocab_size", 1), ("num_draft_tokens", 0)):
+            kept[name] = integer(name, getattr(self, name))
+            if kept[name] < least:
+                raise ValueError(f"{name} is {kept[name]}; it is at least {least}")
         temperature = self.max_temperature
         if isinstance(temperature, (bool, np.bool_)) or not isinstance(temperature, numbers.Real):
             raise TypeError(f"max_temperature is {temperature!r}; a number is accepted")
+        if temperature < 0:
+            raise ValueError(f"max_temperature is {temperature}; it is at least 0, which is greedy")
+        try:
+            kept["max_temperature"] = float(temperature)
+        except OverflowError:  # an integer that no float holds
+            kept["max_temperature"] = math.inf
         for name in _FLAGS:
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; True or False is accepted")
+            kept[name] = bool(getattr(self, name))
+        # Kept as Python's: sums of NumPy's integers wrap, and a counter adds them up for as long as an engine serves.
+        for name, fact in kept.items():
+            object.__setattr__(self, name, fact)
 
 
 #: Fields of ``VerifyBatch`` that are conditions by themselves, and the reason that each gives.
@@ -94,13 +116,17 @@ _FLAGS = {
 def verify_gate(batch: VerifyBatch) -> Reason | None:
     """None where the batch may take the sharded path; else why it takes the full one, the first reason of several.
 
-    A temperature that is no number counts as one that samples.
+    ``TypeError`` for what is no ``VerifyBatch``.
     """
+    if not isinstance(batch, VerifyBatch):
+        raise TypeError(f"batch is a {type(batch).__name__}; a vpa.VerifyBatch is accepted")
     if batch.tp_size == 1:
         return Reason.ONE_RANK
     if batch.vocab_size > MAX_VOCAB_SIZE:
         return Reason.ID_RANGE
-    if not batch.max_temperature < GREEDY_TEMPERATURE:
+    if batch.num_draft_tokens > MAX_DRAFT_TOKENS:
+        return Reason.DRAFT_TOKENS
+    if not batch.max_temperature < _GREEDY_BELOW:
         return Reason.SAMPLED
     return next((reason for name, reason in _FLAGS.items() if getattr(batch, name)), None)
 

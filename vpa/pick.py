@@ -15,7 +15,7 @@ def pick_from_candidates(gathered: Any, num_rows: int, *, out: Any = None, backe
 
     gathered: a dim-0 all-gather of the ranks' candidates: row b of rank r is line ``r * num_rows + b``. uint64
         [tp * num_rows, n] for the packed layout, fp32 [tp * num_rows, 2 * n] for pairs; any tp and n.
-    out: an int64 [num_rows] array for the result, of the library of ``gathered``; fresh memory by default.
+    out: an int64 [num_rows] array for the result, of the library of ``gathered``, apart from it; fresh by default.
     backend: as for ``local_argmax_candidates``.
 
     Returns int64 [num_rows], equal on all ranks that hold the same ``gathered``; -1 for a row without any candidate,

@@ -57,7 +57,8 @@ _ROW = {
 #: What rows of older records lack: its kinds, and its value there.
 _ROW_SINCE: dict[str, tuple[tuple[type, ...], Any]] = {
     "part": ((str,), ""), "strides": ((str,), ""), "bytes_moved": ((int, _NONE), None),
-    "acceptance_length": ((*_NUMBER, _NONE), None), "hidden_size": ((int, _NONE), None),
+    "acceptance_length": ((*_NUMBER, _NONE), None), "sampling_requests": ((int, _NONE), None),
+    "hidden_size": ((int, _NONE), None),
 }  # fmt: skip
 
 #: The least that numbers of a row are, where they are not null.

@@ -59,8 +59,15 @@ def verification_table(rows: Iterable[Row]) -> Table:
 
 
 def _mean_length(group: Sequence[Row]) -> str:
-    """The mean length over the requests of several rows; empty where none has one."""
-    lengths = [(row["acceptance_length"], row["rows"]) for row in group if row["acceptance_length"] is not None]
+    """The mean number of tokens over the requests of several rows that sample any; empty where none does.
+
+    Older records do not say how many those are, and have 0 where there is none: there all requests count.
+    """
+    lengths = []
+    for row in group:
+        if row["acceptance_length"]:
+            known = row["sampling_requests"] is not None
+            lengths.append((row["acceptance_length"], row["sampling_requests" if known else "rows"]))
     requests = sum(count for _, count in lengths)
     return f"{sum(length * count for length, count in lengths) / requests:.2f}" if requests else ""
 

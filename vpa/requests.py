@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,10 @@ _VECTORS = {
     "prefill_lens": (np.int32, False),
     "seeds": (np.int64, False),
 }
+
+
+#: The arrays of requests, as public functions name them.
+ARRAYS = ("draft_ids", "cu_num_rows", "positions", "seq_lens", "prefill_lens", "seeds")
 
 
 @dataclass(frozen=True)
@@ -82,14 +87,29 @@ class Requests:
         """How many requests there are."""
         return len(self.cu_num_rows) - 1
 
+    def arrays(self) -> dict[str, Any]:
+        """All arrays by their names; acceptance may be None."""
+        return {name: getattr(self, name) for name in (*ARRAYS, "acceptance")}
+
     def facts(self) -> dict[str, Any]:
         """What ranks must have alike: sizes, and checksums of arrays on the host. A GPU is not waited for."""
         sizes = {"requests": self.count, "num_draft_tokens": self.num_draft_tokens}
         sizes["acceptance"] = "given" if self.acceptance is not None else "None"
-        return {
-            **sizes,
-            **checksums(**{name: getattr(self, name) for name in ("cu_num_rows", *_VECTORS, "acceptance")}),
-        }
+        return {**sizes, **checksums(**self.arrays())}
+
+
+def check_names(function: str, given: Collection[str]) -> None:
+    """Raise ``TypeError`` unless ``given`` names each array of requests, and nothing else; it names ``function``.
+
+    Public calls ask this themselves where an error of one rank has to reach the others: Python would raise before.
+    """
+    accepted = ", ".join(ARRAYS)
+    for name in given:
+        if name not in ARRAYS:
+            raise TypeError(f"{function} got an unexpected keyword argument {name!r}; of requests it takes {accepted}")
+    missing = [name for name in ARRAYS if name not in given]
+    if missing:
+        raise TypeError(f"{function} is called without {', '.join(missing)}; of requests it takes {accepted}")
 
 
 def checksums(**held: Any) -> dict[str, int]:

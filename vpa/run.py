@@ -267,9 +267,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--family", metavar="NAME,...", help="of draft: nemotron-h, deepseek, deepseek-v3.2 (default: all)")
     add(
         "--draft-tokens",
-        type=int,
-        metavar="N",
-        help="of draft: of a loop (default: 7 for nemotron-h, 3 else); of verify: K",
+        metavar="N,...",
+        help="of draft: one number, of a loop (default: 7 for nemotron-h, 3 else); of verify: drafts of a request",
     )
     add("--hidden-sizes", metavar="N,N,...", help="of norm: elements of a row")
     add("--shape", metavar="NAME,...", help=f"of break-even: {', '.join(SHAPES)}, or HIDDENxVOCAB")
@@ -352,7 +351,7 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
         "lm_head": options.lm_head,
         "hidden": options.hidden,
         "drafters": None if options.family is None else options.family.split(","),
-        "draft_tokens": options.draft_tokens,
+        "draft_tokens": _integers("--draft-tokens", options.draft_tokens),
         "hidden_sizes": _integers("--hidden-sizes", options.hidden_sizes),
         "shapes": None if options.shape is None else options.shape.split(","),
         "source": options.source,

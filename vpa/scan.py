@@ -27,7 +27,7 @@ def local_argmax_candidates(
     layout: ``"packed"`` gives uint64 [B, splits], ``"pairs"`` fp32 [B, 2 * splits] (value, id, value, id, ...), for
         vocabularies of at most 2^24 ids. See ``vpa.order`` for both forms.
     splits: how many candidates a row gives; their number changes no token.
-    out: a C-contiguous array for the result, of the library of ``logits``; fresh memory by default.
+    out: a C-contiguous array for the result, of the library of ``logits``, apart from it; fresh memory by default.
     backend: ``"numpy"``, ``"raw"``, ``"numba"``, ``"simt"``; None follows the array. A GPU backend uses CuPy's current
         stream.
     transform: scale and soft-cap, applied to the logits as they are scanned: what is ranked are its results, rounded to

@@ -148,7 +148,8 @@ class TopTokens:
         self._workspace = Workspace()
 
     def __call__(self, logits: Any, *, out: Any = None) -> Any:
-        """The tokens of ``logits`` [B, width]: int64 [B], in ``out`` if given. Enqueued on CuPy's current stream."""
+        """The tokens of ``logits`` [B, width]: int64 [B], in ``out`` if given, which lies apart from them. Enqueued on
+        CuPy's current stream."""
         taken, kind, error = None, None, None
         try:
             taken = arrays.given(logits, "logits")
@@ -162,7 +163,7 @@ class TopTokens:
         except Exception as failure:
             error = failure
         if not getattr(self.comm, "capturable", False):  # then it passes through the host anyway
-            agree(self.comm, {} if error else {"function": "TopTokens()", **_of_call(taken.array)}, error)
+            agree(self.comm, {} if error else self._facts_of("TopTokens()", taken.array), error)
         elif error is not None:
             raise error
         if len(taken.array):
@@ -189,7 +190,7 @@ class TopTokens:
             _check_applied(module, self.transform)
         except Exception as failure:
             error = failure
-        agree(self.comm, {} if error else {"function": "TopTokens.capture", **_of_call(array)}, error)
+        agree(self.comm, {} if error else self._facts_of("TopTokens.capture()", array), error)
         rows = len(array)
         tokens = arrays.namespace(array).empty(rows, np.int64)
         steps = None
@@ -202,6 +203,10 @@ class TopTokens:
                 steps.enqueue(array, self.comm, tokens)
 
         return CapturedTokens(self.comm, enqueue, (array, steps, tokens), tokens)
+
+    def _facts_of(self, function: str, logits: Any) -> dict[str, Any]:
+        """What ranks must have alike in a call: also what the object was built with, for they may hold several."""
+        return _facts(function, self.shard, self.layout, self.transform, self.dtype, **_of_call(logits))
 
     def _check(self, logits: Any) -> ModuleType:
         module = check(logits, self.shard, self.layout, self.backend)
@@ -315,7 +320,7 @@ def _after(transform: Transform | None, launch: Any) -> Any:
 
 
 def _facts(
-    function: str, shard: VocabShard, layout: str, transform: Transform | None, dtype: Any, **more: int
+    function: str, shard: VocabShard, layout: str, transform: Transform | None, dtype: Any, **more: Any
 ) -> dict[str, Any]:
     """What ranks must have alike, in words that a message can use."""
     return {

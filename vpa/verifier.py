@@ -8,7 +8,7 @@ from vpa import arrays, backends
 from vpa.captured import Captured, check_capturable
 from vpa.comm import agree, check_communicator
 from vpa.contribution import Contribution, blocks_of
-from vpa.requests import Requests, checksums, draft_tokens, rates
+from vpa.requests import Requests, check_names, checksums, draft_tokens, rates
 from vpa.scan import check
 from vpa.verify_steps import (
     Outputs,
@@ -29,7 +29,7 @@ class GreedyVerify:
     """``greedy_verify`` with its checks and memory settled once. Every rank builds it, and then makes the same calls.
 
     max_rows, max_requests: the most rows of logits and requests of a call. dtype: the logits', or its name. acceptance
-    is copied to the GPU at the first call there. Other arguments as for ``greedy_verify``.
+    is copied when the object is built. Other arguments as for ``greedy_verify``.
 
     A call takes logits [N <= max_rows, shard.width] and the arrays of R <= max_requests requests. Over host memory all
     ranks' arguments are compared at each call; over NCCL, where nothing is exchanged over the host, ranks that call
@@ -54,7 +54,7 @@ class GreedyVerify:
     ) -> None:
         check_communicator(comm)
         self.shard, self.comm, self.form, self.nan, self.backend = shard, comm, form, nan, backend
-        self._acceptance = acceptance
+        self._acceptance = None
         error, facts, own = None, {}, None
         try:
             if not isinstance(shard, VocabShard):
@@ -65,7 +65,8 @@ class GreedyVerify:
             given_rates = None
             if acceptance is not None:
                 given_rates = arrays.given(acceptance, "acceptance").array
-                rates(given_rates, self.num_draft_tokens, given_rates)
+                given_rates = arrays.copy_of(rates(given_rates, self.num_draft_tokens, given_rates))
+                self._acceptance = given_rates
             check_form(form, nan)
             backends.check_backend(backend)
             check_comm(shard, comm)
@@ -81,11 +82,11 @@ class GreedyVerify:
 
     def __call__(self, logits: Any, *, out: Outputs | None = None, **requests_arguments: Any) -> Outputs:
         """``greedy_verify`` of ``logits`` and ``draft_ids``, ``cu_num_rows``, ``positions``, ``seq_lens``,
-        ``prefill_lens`` and ``seeds``: fresh arrays, or ``out``, three C-contiguous ones that are written. Enqueued on
-        CuPy's current stream."""
+        ``prefill_lens`` and ``seeds``: fresh arrays, or ``out``, three C-contiguous ones that are written, each in
+        memory of its own. Enqueued on CuPy's current stream."""
         taken, requests, targets, error, capturing = None, None, None, None, False
         try:
-            taken, requests = self._given(logits, requests_arguments)
+            taken, requests = self._given("GreedyVerify()", logits, requests_arguments)
             kind = (arrays.kind_of(taken.array), requests.count)
             capturing = not arrays.is_host(taken.array) and arrays.is_capturing()
             if capturing:
@@ -96,8 +97,7 @@ class GreedyVerify:
         except Exception as failure:
             error = failure
         if not getattr(self.comm, "capturable", False):  # then it passes through the host anyway
-            facts = {} if error else {"function": "GreedyVerify()", **facts_of_call(taken.array, requests)}
-            agree(self.comm, facts, error)
+            agree(self.comm, {} if error else self._facts("GreedyVerify()", taken.array, requests), error)
         elif error is not None:
             raise error
         outputs = tuple(target.array for target in targets)
@@ -116,14 +116,13 @@ class GreedyVerify:
         """
         taken, requests, error = None, None, None
         try:
-            taken, requests = self._given(logits, requests_arguments)
+            taken, requests = self._given("GreedyVerify.capture()", logits, requests_arguments)
             if arrays.is_host(taken.array):
                 raise ValueError("a CUDA graph is captured from GPU arrays; got a NumPy array")
             check_capturable(self.comm)
         except Exception as failure:
             error = failure
-        facts = {} if error else {"function": "GreedyVerify.capture", **facts_of_call(taken.array, requests)}
-        agree(self.comm, facts, error)
+        agree(self.comm, {} if error else self._facts("GreedyVerify.capture()", taken.array, requests), error)
         array = taken.array
         outputs = fresh_outputs(array, requests)
         steps = self._steps(array, requests, outputs, shared=False)
@@ -133,7 +132,12 @@ class GreedyVerify:
 
         return CapturedGreedyVerify(self.comm, enqueue, (array, steps, requests, outputs), outputs)
 
-    def _given(self, logits: Any, requests_arguments: dict[str, Any]) -> tuple[arrays.Given, Requests]:
+    def _facts(self, function: str, logits: Any, requests: Requests) -> dict[str, Any]:
+        """What ranks must have alike in a call: also what the object was built with, for they may hold several."""
+        return facts_of(function, self.shard, self.form, self.nan, self.dtype) | facts_of_call(logits, requests)
+
+    def _given(self, function: str, logits: Any, requests_arguments: dict[str, Any]) -> tuple[arrays.Given, Requests]:
+        check_names(function, requests_arguments)
         taken = arrays.given(logits, "logits")
         check(taken.array, self.shard, "packed", self.backend)
         check_comm(self.shard, self.comm, taken.array)
@@ -197,8 +201,12 @@ def _targets(out: Outputs | None, taken: arrays.Given, requests: Requests) -> li
     """Where the results go: the caller's arrays, checked, or fresh ones."""
     if out is not None and (not isinstance(out, (tuple, list)) or len(out) != 3):
         raise TypeError(f"out is a {type(out).__name__}; three arrays (tokens, num_sampled, num_rejected) are accepted")
-    names = ("tokens", "num_sampled", "num_rejected")
-    return [
-        arrays.target(given, shape, dtype, taken, f"out: {name}")
+    names = ("out: tokens", "out: num_sampled", "out: num_rejected")
+    targets = [
+        arrays.target(given, shape, dtype, taken, name)
         for given, (shape, dtype), name in zip(out or (None,) * 3, shapes_of(requests), names, strict=True)
     ]
+    if out is not None:
+        written = {name: target.array for name, target in zip(names, targets, strict=True)}
+        arrays.check_apart(written, requests.arrays())
+    return targets

@@ -15,7 +15,7 @@ from vpa import arrays, backends
 from vpa.comm import agree, check_communicator
 from vpa.contribution import Contribution, blocks_of
 from vpa.emulate import check_all_ranks, plan_of
-from vpa.requests import Requests
+from vpa.requests import Requests, check_names
 from vpa.scan import check
 from vpa.verify_steps import (
     Outputs,
@@ -51,11 +51,13 @@ def greedy_verify(
 ) -> Outputs:
     """Which drafts greedy decoding accepts, and the token after them; every rank calls and gets the same.
 
-    logits: this rank's [N, shard.width] of all requests' rows, bf16, fp16 or fp32, any strides. Request ``r`` owns rows
-        ``cu_num_rows[r] .. cu_num_rows[r + 1] - 1``: one that follows its last known token, and one for each draft.
+    logits: this rank's [N, shard.width] of all requests' rows, bf16, fp16 or fp32, any strides, scaled and soft-capped
+        already, as ``LogitsProcessor.compute_logits_local`` gives them. Request ``r`` owns rows ``cu_num_rows[r] ..
+        cu_num_rows[r + 1] - 1``: one that follows its last known token, and one for each draft.
     comm: a communicator of ``shard.tp_size`` ranks.
     draft_ids, positions: int64 [N]; the draft at a row is judged against the argmax of the row before. The first of a
         request's rows has none, whatever stands there. An id outside the vocabulary, as -1, is never accepted.
+        Positions are at least -2^63 + 1024, so that kernels can take a draft's place from them.
     cu_num_rows: int32 [R + 1], from 0 on; rows from ``cu_num_rows[R]`` on are padding. num_draft_tokens: the most
         drafts of a request, K, at most 1024; a request may have fewer, or none, or no rows.
     seq_lens, prefill_lens: int32 [R]. A request whose ``seq_len < prefill_len`` samples nothing; a draft whose position
@@ -119,6 +121,7 @@ def emulate_greedy_verify(
     shards_of_logits: one [N, width] array per shard, all of one library, dtype and N. Other arguments, the result and
     the errors are those of ``greedy_verify``.
     """
+    check_names("emulate_greedy_verify()", requests_arguments)
     taken, shards = check_all_ranks(shards_of_logits, shards)
     first = taken[0].array
     check_form(form, nan)

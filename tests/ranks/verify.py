@@ -86,6 +86,12 @@ def check_captured(verify, logits, best, acceptance, xp) -> None:
         assert lists(captured.replay()) == expected(best, given, K, VOCAB, acceptance)
 
 
+def results(numbers=None) -> tuple:
+    """Memory for the results; ``numbers`` for two of them at once."""
+    fresh = [np.zeros(REQUESTS, np.int32) if numbers is None else numbers for _ in range(2)]
+    return np.zeros((REQUESTS, K + 1), np.int64), *fresh
+
+
 def check_errors(comm, shard, backend, xp) -> None:
     """Whatever is wrong on the last rank alone is an error on all, and the next call works."""
     if comm.size == 1:
@@ -117,6 +123,15 @@ def check_errors(comm, shard, backend, xp) -> None:
     if xp is np:
         calls.append((lambda: call(draft_ids=there["draft_ids"] + odd), "different contents of draft_ids"))
         calls.append((lambda: build()(logits[: ROWS - odd], **there), "ValueError"))
+        numbers = np.zeros(REQUESTS, np.int32)
+        calls.append((lambda: build()(logits, **there, out=results(numbers if odd else None)), "shares memory with"))
+        calls.append(
+            (lambda: build()(logits, **there, **({"splits": 3} if odd else {})), "TypeError: GreedyVerify() got")
+        )
+        for name, value in (("nan", "ignore"), ("form", "blocks")):
+            # Each rank builds both alike, and then they call different ones.
+            pair = build(), build(**{name: value})
+            calls.append((lambda pair=pair: pair[odd](logits, **there), f"ranks call with different {name}"))
     for one, told in calls:
         for text in comm.exchange(raised(one)):
             assert told in text, (told, text)

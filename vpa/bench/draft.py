@@ -50,7 +50,7 @@ def run(settings: Settings, job: Job, source: HeadInput | None, progress: Progre
             progress(f"making {family} in {dtype}")
             drafter = _drafter(settings, job, source, family, dtype)
             validate_local_argmax_reduction(drafter)
-            count = settings.draft_tokens or DRAFT_TOKENS[family]
+            count = settings.draft_tokens[0] if settings.draft_tokens else DRAFT_TOKENS[family]
             given = _given(settings, job, source, drafter)
             for rows in settings.rows:
                 progress(f"checking {rows} rows of {family} in {dtype}")

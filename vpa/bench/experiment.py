@@ -76,12 +76,13 @@ def row_of(
     bytes_moved: int | None = None,
     hidden_size: int | None = None,
     acceptance_length: float | None = None,
+    sampling_requests: int | None = None,
 ) -> Row:
     """A row of the record. Every rank makes the same: ``wrong`` and ``samples`` are those of all ranks.
 
     part, strides: where an experiment has parts of its arms, and several layouts of memory; else empty. bytes_moved:
     that a rank has after the gather, where an experiment compares that. hidden_size: of a head whose size it varies.
-    acceptance_length: mean tokens of a request, where drafts are verified.
+    acceptance_length: mean tokens of the requests that sample any, where drafts are verified; sampling_requests: these.
     """
     shard = job.shards[0]
     return {
@@ -93,4 +94,5 @@ def row_of(
         "median_us": None if samples is None else round(float(np.median(samples)), 3), "bytes_moved": bytes_moved,
         "hidden_size": hidden_size,
         "acceptance_length": None if acceptance_length is None else round(acceptance_length, 4),
+        "sampling_requests": sampling_requests,
     }  # fmt: skip

@@ -15,6 +15,7 @@ from vpa.backends import BACKENDS
 from vpa.bench.families import FAMILIES
 from vpa.norm import MAX_HIDDEN
 from vpa.order import LOGITS_DTYPES, MAX_VOCAB_SIZE
+from vpa.requests import MAX_DRAFT_TOKENS
 from vpa.shapes import SHAPES, shape_of
 
 if sys.version_info >= (3, 11):
@@ -43,14 +44,14 @@ MAX_LOGITS = 2**30
 _OF_KINDS: dict[str, tuple[tuple[str, ...], str, Any]] = {
     "families": (("headline", "numpy_backend", "compare", "verify"), "", ()),
     "drafters": (("draft",), " (--family)", ()),
-    "draft_tokens": (("draft", "verify"), " (--draft-tokens)", None),
+    "draft_tokens": (("draft", "verify"), " (--draft-tokens)", ()),
     "hidden_sizes": (("norm",), " (--hidden-sizes)", ()),
     "shapes": (("break_even",), " (--shape)", ()),
     "source": (("break_even",), " (--from)", "head"),
 }
 
-#: Drafts of a request that is verified, where no number is asked for.
-DRAFT_TOKENS = 3
+#: Drafts of a request that is verified, where none are asked for.
+DRAFT_TOKENS = (3,)
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ class Settings:
     rows: batch sizes; of verify, requests. vocab: vocabulary size. dtypes: of the logits; the first one has the most
     times. tp: ranks that one process emulates, if it runs alone. calls: calls of a timed sample. rounds: samples.
     families: see ``vpa.bench.families``. drafters, draft_tokens, hidden_size, intermediate_size: see
-    ``vpa.bench.draft``; draft_tokens of verify: of a request. hidden_sizes: see ``vpa.bench.norm``. shapes: see
-    ``vpa.shapes``; source: ``head`` multiplies, ``logits`` starts behind the product; see ``vpa.bench.break_even``. The
-    rest: see ``python -m vpa.run --help``.
+    ``vpa.bench.draft``, which takes one number; draft_tokens of verify: numbers of drafts of a request. hidden_sizes:
+    see ``vpa.bench.norm``. shapes: see ``vpa.shapes``; source: ``head`` multiplies, ``logits`` starts behind the
+    product; see ``vpa.bench.break_even``. The rest: see ``python -m vpa.run --help``.
     """
 
     experiment: str
@@ -85,7 +86,7 @@ class Settings:
     check_only: bool = False
     lm_head: str | None = None
     hidden: str | None = None
-    draft_tokens: int | None = None
+    draft_tokens: tuple[int, ...] = ()
     hidden_size: int = 256
     intermediate_size: int = 512
     source: str = "head"
@@ -159,7 +160,7 @@ def settle(name: str, contents: dict[str, Any], given: dict[str, Any], gpu: bool
     # A rank pads by less than 64 columns, and its candidates take less memory than so many logits.
     rows, columns = max(settings.rows), settings.vocab + 64 * settings.tp
     if settings.kind == "verify":  # there they are requests
-        rows *= (settings.draft_tokens or DRAFT_TOKENS) + 1
+        rows *= max(settings.draft_tokens or DRAFT_TOKENS) + 1
     if rows * columns > MAX_LOGITS:
         raise UsageError(
             f"{rows} rows of vocabulary {settings.vocab}, padded for {settings.tp} ranks, are up to {rows * columns} "
@@ -210,6 +211,12 @@ def _check_of_kinds(name: str, merged: dict[str, Any]) -> None:
         if key in merged:
             raise UsageError(f"{name}: {key}{option} goes with {', '.join(kinds)}; this is {merged['kind']}")
         merged[key] = default
+    drafts = merged.get("draft_tokens")
+    if merged["kind"] == "draft" and drafts and (len(drafts) > 1 or drafts[0] == 0):
+        asked = ",".join(map(str, drafts))
+        raise UsageError(
+            f"{name}: draft_tokens (--draft-tokens) is {asked}; of draft one number, at least 1, is accepted"
+        )
 
 
 def _settle_shapes(name: str, merged: dict[str, Any], given: dict[str, Any]) -> None:
@@ -248,7 +255,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 #: one CUDA graph, each with memory of its own. rounds: samples that a record holds. hidden_size, intermediate_size: of
 #: a drafter's step, whose matrices every rank has whole.
 _COUNTS = {
-    "vocab": MAX_VOCAB_SIZE, "tp": 1024, "calls": 10_000, "rounds": 10_000, "draft_tokens": 1024, "hidden_size": 16384,
+    "vocab": MAX_VOCAB_SIZE, "tp": 1024, "calls": 10_000, "rounds": 10_000, "hidden_size": 16384,
     "intermediate_size": 65536,
 }  # fmt: skip
 
@@ -266,6 +273,10 @@ _LISTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dtypes": (lambda entry: entry in DTYPE_NAMES, ", ".join(DTYPE_NAMES)),
     "families": (lambda entry: entry in FAMILIES, ", ".join(FAMILIES)),
     "drafters": (lambda entry: entry in drafters.FAMILIES, ", ".join(drafters.FAMILIES)),
+    "draft_tokens": (
+        lambda entry: _is_integer(entry) and 0 <= entry <= MAX_DRAFT_TOKENS,
+        f"integers from 0 to {MAX_DRAFT_TOKENS}",
+    ),
     "hidden_sizes": (lambda entry: _is_integer(entry) and 1 <= entry <= MAX_HIDDEN, f"integers from 1 to {MAX_HIDDEN}"),
     "shapes": (_is_shape, f"{', '.join(SHAPES)}, or HIDDENxVOCAB as 4096x128256"),
 }
@@ -273,6 +284,8 @@ _LISTS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 def _checked(key: str, value: Any) -> Any:
     """A setting's value, lists as tuples; ``UsageError`` if it is not of the setting's kind."""
+    if key == "draft_tokens" and _is_integer(value):
+        value = [value]
     if key in _LISTS:
         fits, accepted = _LISTS[key]
         if not isinstance(value, (list, tuple)) or not value:

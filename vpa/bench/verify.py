@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,36 +30,33 @@ from vpa.vocab import VocabShard
 
 
 def run(settings: Settings, job: Job, source: HeadInput | None, progress: Progress) -> Iterator[Row]:
-    """Rows of the record: of every input, kind of requests and batch size the outcomes of all arms, against the oracle;
-    then, unless ``check_only``, the times of the first."""
-    count = settings.draft_tokens or DRAFT_TOKENS
-    each = count + 1
-    sized = dataclasses.replace(settings, rows=(max(settings.rows) * each,))
-    first = None
+    """Rows of the record: of every input, number of drafts, kind of requests and batch size the outcomes of all arms,
+    against the oracle; then, unless ``check_only``, the times of the first input."""
+    drafts = settings.draft_tokens or DRAFT_TOKENS
+    sized = dataclasses.replace(settings, rows=(max(settings.rows) * (max(drafts) + 1),))
+    vocab_size, first = job.shards[0].vocab_size, None
     for name, dtype, logits in inputs_of(sized, job, source):
         best = job.full_argmax(logits)
         first = first or (name, dtype, logits, best)
-        for requests in settings.rows:
-            parts = {rank: array[: requests * each] for rank, array in logits.items()}
-            for kind in KINDS:
-                progress(f"checking {requests} requests, {kind}, {name} {dtype}")
-                case = make_case(kind, settings.seed, best[: requests * each], count, job.shards[0].vocab_size)
-                for arm, outcome in _outcomes(job, parts, case).items():
-                    wrong = job.total(int((~case.right(outcome)).sum()))
-                    yield row_of(
-                        settings, job, requests, dtype, f"{name}, {kind}", arm, wrong, part=f"K {count}",
-                        acceptance_length=case.acceptance_length(),
-                    )  # fmt: skip
+        for count, requests, kind in itertools.product(drafts, settings.rows, KINDS):
+            progress(f"checking {requests} requests of {count} drafts, {kind}, {name} {dtype}")
+            rows = requests * (count + 1)
+            case = make_case(kind, settings.seed, best[:rows], count, vocab_size)
+            for arm, outcome in _outcomes(job, _leading(logits, rows), case).items():
+                wrong = job.total(int((~case.right(outcome)).sum()))
+                yield row_of(
+                    settings, job, requests, dtype, f"{name}, {kind}", arm, wrong, part=f"K {count}", **case.lengths()
+                )
     if settings.check_only or first is None:
         return
     name, dtype, logits, best = first
-    for requests in filter(None, settings.rows):
-        parts = {rank: array[: requests * each] for rank, array in logits.items()}
-        case = make_case("greedy", settings.seed, best[: requests * each], count, job.shards[0].vocab_size)
+    for count, requests in itertools.product(drafts, filter(None, settings.rows)):
+        rows = requests * (count + 1)
+        parts, case = _leading(logits, rows), make_case("greedy", settings.seed, best[:rows], count, vocab_size)
         for gather, mode, cache in points(job):
             if cache != "hot":
                 continue
-            progress(f"timing {requests} requests, gather {gather}, {mode}")
+            progress(f"timing {requests} requests of {count} drafts, gather {gather}, {mode}")
             arms = _arms(job, parts, case, gather)
             steps = {arm: step for arm, (step, _) in arms.items()}
             wrong, kernels, samples = timed(job, steps, mode, settings.calls, settings.rounds)
@@ -66,9 +64,13 @@ def run(settings: Settings, job: Job, source: HeadInput | None, progress: Progre
                 yield row_of(
                     settings, job, requests, dtype, f"{name}, K {count}", arm, wrong[arm], gather=gather, mode=mode,
                     cache=cache, calls=settings.calls, kernels=kernels.get(arm), samples=job.largest(samples[arm]),
-                    bytes_moved=moved,
-                    acceptance_length=None if wrong[arm] is None else case.acceptance_length(),
+                    bytes_moved=moved, **({} if wrong[arm] is None else case.lengths()),
                 )  # fmt: skip
+
+
+def _leading(logits: dict[int, Any], rows: int) -> dict[int, Any]:
+    """The first rows of each rank's logits."""
+    return {rank: array[:rows] for rank, array in logits.items()}
 
 
 def _outcomes(job: Job, parts: dict[int, Any], case: Case) -> dict[str, Outputs]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vpa.acceptance import accept, conditional_acceptance
+from vpa.acceptance import conditional_acceptance
+from vpa.bench.verify_rules import reference
 
 #: How often a draft agrees with the argmax, or is accepted by a draw.
 AGREEMENT = 0.7
@@ -36,10 +37,11 @@ class Case:
         arrays = {name: place(array) for name, array in self.arguments.items()}
         return {"num_draft_tokens": self.num_draft_tokens, "acceptance": self.acceptance, **arrays}
 
-    def acceptance_length(self) -> float:
-        """The mean number of tokens of the requests that sample any."""
-        sampled = self.outcome[1]
-        return float(sampled[sampled > 0].mean()) if (sampled > 0).any() else 0.0
+    def lengths(self) -> dict[str, Any]:
+        """For a row of the record: how many requests sample, and the mean number of tokens of those, None without."""
+        sampled = self.outcome[1][self.outcome[1] > 0]
+        mean = float(sampled.mean()) if len(sampled) else None
+        return {"acceptance_length": mean, "sampling_requests": len(sampled)}
 
     def right(self, outcome: Any) -> np.ndarray:
         """Which requests have the right outcome, bool [R]."""
@@ -78,5 +80,11 @@ def make_case(kind: str, seed: int, best: np.ndarray, num_draft_tokens: int, voc
         "prefill_lens": prefill_lens.astype(np.int32),
         "seeds": rng.integers(-(2**63), 2**63 - 1, requests),
     }
-    outcome = accept(best, **arguments, num_draft_tokens=num_draft_tokens, vocab_size=vocab_size, acceptance=acceptance)
+    lists = {name: array.tolist() for name, array in arguments.items()}
+    rates = None if acceptance is None else acceptance.tolist()
+    tokens, *counts = reference(
+        best.tolist(), lists["draft_ids"], lists["cu_num_rows"], num_draft_tokens, lists["positions"],
+        lists["seq_lens"], lists["prefill_lens"], lists["seeds"], vocab_size, rates,
+    )  # fmt: skip
+    outcome = np.array(tokens, np.int64).reshape(requests, each), *(np.array(count, np.int32) for count in counts)
     return Case(num_draft_tokens, arguments, acceptance, outcome)
