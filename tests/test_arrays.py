@@ -10,7 +10,7 @@ import pytest
 from oracle import DTYPES, full_argmax
 
 import vpa
-from vpa import arrays
+from vpa import arrays, dlpack
 
 SHARD = vpa.VocabShard.even(100, 1)[0]
 
@@ -29,7 +29,7 @@ class Foreign:
             raise BufferError("this library exports bf16 in the first form of DLPack alone")
         capsule = self._words.__dlpack__(**keywords)
         if self._bfloat16:  # 16-bit words, told as kDLBfloat
-            arrays._tensor_of(capsule)[0].code = 4
+            dlpack._tensor_of(capsule)[0].code = 4
         return capsule
 
     def __array_namespace__(self):
@@ -43,7 +43,7 @@ class Versioned(Foreign):
         if max_version is None:
             raise BufferError("this library exports the second form of DLPack alone")
         capsule = self._words.__dlpack__(max_version=max_version, **keywords)
-        arrays._tensor_of(capsule)[0].code = 4
+        dlpack._tensor_of(capsule)[0].code = 4
         return capsule
 
 
@@ -96,7 +96,7 @@ def test_a_later_dlpack_is_refused():
         def __dlpack__(self, *, max_version=None, **keywords):
             capsule = super().__dlpack__(max_version=max_version, **keywords)
             pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-            arrays._Versioned.from_address(pointer_of(capsule, b"dltensor_versioned")).major = 2
+            dlpack._Versioned.from_address(pointer_of(capsule, b"dltensor_versioned")).major = 2
             return capsule
 
     with pytest.raises(TypeError, match=r"it is of DLPack 2\.\d; 1 is accepted"):

@@ -18,6 +18,7 @@ LAYERS = [
     ["vpa.vocab", "vpa.plan", "vpa.shapes", "vpa.crossover"],
     ["vpa.acceptance"],
     ["vpa.rmsnorm"],
+    ["vpa.dlpack"],
     ["vpa.arrays"],
     ["vpa.contribution", "vpa.requests"],
     ["vpa.transform"],

@@ -6,9 +6,7 @@ its result back in the caller's library. No array library is imported here befor
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from vpa.dlpack import from_dlpack
 from vpa.order import LOGITS_DTYPES, MAX_PAIRS_VOCAB_SIZE
 
 #: Layouts of candidates: name -> (numbers a candidate takes, their dtype).
@@ -24,13 +23,6 @@ LAYOUTS: dict[str, tuple[int, np.dtype]] = {
     "packed": (1, np.dtype(np.uint64)),
     "pairs": (2, np.dtype(np.float32)),
 }
-
-_DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost
-_DLPACK_BFLOAT = 4  # kDLBfloat
-_DLPACK_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
-
-#: torch's lazy views, which not every version refuses to export: the question whether an array is one, and the remedy.
-_LAZY = {"is_neg": "resolve_neg", "is_conj": "resolve_conj"}
 
 
 @dataclass(frozen=True)
@@ -68,8 +60,7 @@ def given(argument: Any, name: str) -> Given:
             f"array with __dlpack__ (torch, jax, ...) is accepted"
         )
     try:
-        _check_plain(argument)
-        array, library = _from_dlpack(argument), _library(argument)
+        array, library = from_dlpack(argument), _library(argument)
     except Exception as error:  # each library has its own; the other ranks are told of a TypeError
         reason = str(error) or type(error).__name__
         raise TypeError(f"{name} cannot be taken through DLPack: {reason}") from error
@@ -293,14 +284,6 @@ def _library(argument: Any) -> Any:
     raise TypeError(f"no module of {type(argument).__qualname__} has from_dlpack, to give a result back")
 
 
-def _check_plain(argument: Any) -> None:
-    """Raise ``TypeError`` for a lazy view: DLPack would share memory that holds other values."""
-    for question, remedy in _LAZY.items():
-        ask = getattr(argument, question, None)
-        if callable(ask) and ask():
-            raise TypeError(f"{question}() is true, so its memory holds other values; call .{remedy}() first")
-
-
 def _writeable(argument: Any, array: np.ndarray) -> np.ndarray:
     """The same memory as ``array`` through ``__array__``, if that is how the caller's library lets it be written.
 
@@ -314,86 +297,3 @@ def _writeable(argument: Any, array: np.ndarray) -> np.ndarray:
         return array
     shared = direct.size == 0 or direct.ctypes.data == array.ctypes.data  # a copy would be written for nobody
     return direct if shared else array
-
-
-def _from_dlpack(argument: Any) -> Any:
-    if argument.__dlpack_device__()[0] not in _DLPACK_HOST:
-        import cupy
-
-        return cupy.from_dlpack(argument)
-    try:
-        return np.from_dlpack(argument)
-    except (BufferError, RuntimeError, TypeError):
-        return _bfloat16_from_dlpack(argument)  # the one dtype of ours that NumPy's own reader lacks
-
-
-class _DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _Versioned(ctypes.Structure):
-    """DLManagedTensorVersioned; the first form, DLManagedTensor, begins with the tensor."""
-
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _DLTensor),
-    )
-
-
-def _tensor_of(capsule: Any) -> tuple[_DLTensor, bool]:
-    """What a DLPack capsule of either form holds, and whether it says that the memory may be written."""
-    is_valid, pointer_of = ctypes.pythonapi.PyCapsule_IsValid, ctypes.pythonapi.PyCapsule_GetPointer
-    is_valid.restype, is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
-    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    if not is_valid(capsule, b"dltensor_versioned"):
-        return _DLTensor.from_address(pointer_of(capsule, b"dltensor")), False
-    managed = _Versioned.from_address(pointer_of(capsule, b"dltensor_versioned"))
-    if managed.major > 1:
-        raise BufferError(f"it is of DLPack {managed.major}.{managed.minor}; 1 is accepted")
-    return managed.tensor, not managed.flags & _DLPACK_READ_ONLY
-
-
-def _bfloat16_from_dlpack(argument: Any) -> np.ndarray:
-    """A host bf16 array as NumPy's with dtype ``ml_dtypes.bfloat16``, sharing memory; ``BufferError`` for other dtypes.
-
-    The capsule is kept, unconsumed, as long as the array lives: its own destructor then frees what it holds.
-    """
-    try:
-        capsule = argument.__dlpack__(max_version=(1, 0))
-    except (BufferError, TypeError):  # a library that has the first form alone
-        capsule = argument.__dlpack__()
-    tensor, writeable = _tensor_of(capsule)
-    if (tensor.code, tensor.bits, tensor.lanes) != (_DLPACK_BFLOAT, 16, 1):
-        raise BufferError(
-            f"its DLPack type (code {tensor.code}, {tensor.bits} bits) is none of {', '.join(LOGITS_DTYPES)}"
-        )
-    shape = tuple(tensor.shape[: tensor.ndim])
-    if tensor.strides:
-        strides = tuple(2 * step for step in tensor.strides[: tensor.ndim])
-    else:
-        strides = tuple(2 * math.prod(shape[axis + 1 :]) for axis in range(tensor.ndim))
-    if 0 in shape:
-        return np.empty(shape, LOGITS_DTYPES["bfloat16"])
-    if any(step < 0 for step in strides):
-        raise BufferError("negative strides")
-    extent = sum((count - 1) * step for count, step in zip(shape, strides, strict=True)) + 2
-    memory = (ctypes.c_char * extent).from_address((tensor.data or 0) + tensor.byte_offset)
-    memory.capsule = capsule
-    array = np.ndarray(shape, LOGITS_DTYPES["bfloat16"], memory, strides=strides)
-    array.flags.writeable = writeable
-    return array
