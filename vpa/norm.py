@@ -83,7 +83,7 @@ def prepare_allreduce_rmsnorm(
     """``allreduce_rmsnorm`` with its checks, its memory and its exchange over the host made once, here.
 
     Arguments and errors are those of ``allreduce_rmsnorm``; every rank calls it. What it gives is called without
-    arguments, as often as wanted: see ``PreparedNorm``. Inside a capture it is refused: memory has to outlive the graph.
+    arguments, as often as wanted: see ``PreparedNorm``. Inside a capture it is refused: memory must outlive the graph.
     """
     function = "prepare_allreduce_rmsnorm"
     taken, steps = _agreed(function, partial, residual, weight, eps, comm, mode, rounding, backend)
@@ -131,7 +131,7 @@ def _agreed(
     rounding: str,
     backend: str | None,
 ) -> tuple[arrays.Given, Prepared]:
-    """The partial sums as taken, and the steps: checked, made, and agreed upon by all ranks as calls of ``function``."""
+    """The partial sums as taken, and the steps: checked, made, and agreed upon by all ranks, as of ``function``."""
     check_communicator(comm)
     taken, facts, steps, error = None, {}, None, None
     try:
@@ -196,9 +196,7 @@ def rms_norm(x: Any, gain: Any, eps: float) -> Any:
     normed = arrays.namespace(x).empty(x.shape, f"u{x.itemsize}").view(x.dtype)  # not every library makes bf16
     if len(x):
         module = backends.select(None, x)
-        module.residual_rmsnorm(
-            rows_side_by_side(x)[None], None, rows_side_by_side(gain), single, "once", normed, None
-        )
+        module.residual_rmsnorm(rows_side_by_side(x)[None], None, rows_side_by_side(gain), single, "once", normed, None)
     return normed.astype(dtype, copy=False)
 
 
@@ -209,9 +207,9 @@ def sum_bound(parts: Sequence[np.ndarray], residual: np.ndarray | None = None) -
     parts: all ranks' partial sums, NumPy arrays. For a sum that adds them in any order and rounds each addition, as
     IEEE rounds, to fp32 or to the dtype, as NCCL may. Then a rounding multiplies by 1 + d, where |d| is at most the
     unit roundoff u of what is rounded to (sums of subnormal size are exact), so that a number counts at the end with a
-    factor that is within (1 + u)^k - 1 of 1 behind k of them. Those are, for a rank's number: in the rules ``ranks - 1``
-    of fp32 and one of the dtype, in the other sum ``ranks - 1`` of each; and with a residual, whose addition all numbers
-    pass, one more of each on both sides. For fp32 those of the dtype are none.
+    factor that is within (1 + u)^k - 1 of 1 behind k of them. Those are, for a rank's number: in the rules ``ranks -
+    1`` of fp32 and one of the dtype, in the other sum ``ranks - 1`` of each; and with a residual, whose addition all
+    numbers pass, one more of each on both sides. For fp32 those of the dtype are none.
 
     0 for one rank, and for two: their sum is the same in either order. inf where a sum on the way may overflow, as
     nothing is said there; 0 where a number is NaN or infinite and none may: then both are the same.
