@@ -37,9 +37,9 @@ class Rules:
         """1 for each row of (normed, new_residual) that is not as it has to be, else 0: int64 [B].
 
         same_sum: whether the sum over ranks is the rules', and so is every bit, but of a NaN. Else new_residual has to
-        keep to ``sum_bound``, and ``normed`` has to be the norm of the new_residual that there is, by the rules: bit for
-        bit, since that is what is normed; with "unrounded_residual" behind an addition in 16 bits what was normed is not
-        known, but rounds to that, so ``normed`` has to be within what that rounding and its own can make.
+        keep to ``sum_bound``, and ``normed`` has to be the norm of the new_residual that there is, by the rules: bit
+        for bit, since that is what is normed; with "unrounded_residual" behind an addition in 16 bits what was normed
+        is not known, but rounds to that, so ``normed`` has to be within what that rounding and its own can make.
         """
         if same_sum:
             right = rmsnorm.alike(normed, self.results[0]) & rmsnorm.alike(kept, self.results[1])
