@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from oracle import DTYPES
 
+from vpa.rmsnorm import alike
+
 #: Three numbers whose sum is 1 in one order and 0 in others, by dtype: fp32 holds 2^24 + 1 no more than bf16 2^24.
 SWALLOWED = {"bfloat16": (2.0**24, 1.0), "float16": (2.0**15, 2.0**-10), "float32": (2.0**24, 1.0)}
 
@@ -30,12 +32,9 @@ def ulps(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Equal bits, or NaN opposite NaN."""
+    """Equal bits, or NaN opposite NaN, everywhere."""
     assert a.dtype == b.dtype and a.shape == b.shape
-    words = f"u{a.itemsize}"
-    with np.errstate(invalid="ignore"):
-        nan = np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
-    return bool(((np.ascontiguousarray(a).view(words) == np.ascontiguousarray(b).view(words)) | nan).all())
+    return bool(alike(a, b).all())
 
 
 def rounded(value: np.ndarray, dtype: np.dtype) -> np.ndarray:

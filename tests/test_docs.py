@@ -57,6 +57,7 @@ NOT_RUN = {
     "with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):": "needs a GPU and torch",
     "graph = vpa.capture_drafts(drafter, hidden, 3": "needs a GPU; tests/test_captured_drafts.py captures",
     "captured = verify.capture(logits": "needs a GPU; tests/test_verify_gpu.py captures",
+    "with stream:": "needs a GPU; tests/test_norm_prepared.py captures",
 }
 
 #: Ranks that run the Python of a page; the others are run by one process, without MPI.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from vpa import norm_plan, record
+from vpa import backends, norm_plan, norm_steps, record
 from vpa.norm import MODES
 from vpa.norm_plan import MEASURED_LIMITS, Rates, choose, one_shot_limit, received_bytes
 
@@ -85,8 +87,51 @@ def test_bytes_received():
     assert [received_bytes(mode, 8, 8, "mpi") for mode in MODES] == [56, 56, 70]
 
 
-def test_what_does_not_fit():
-    with pytest.raises(ValueError, match="transport is 'tcp'; solo, mpi, nccl are accepted"):
-        choose(1, 8, 2, 2, "tcp")
-    with pytest.raises(ValueError, match="tp is 0; it is at least 1"):
-        choose(1, 8, 2, 0, "nccl")
+class Counting:
+    """A rank over host memory that receives nothing, and counts what it would."""
+
+    def __init__(self, size: int) -> None:
+        self.rank, self.size, self.received = 0, size, 0
+
+    def all_gather(self, send, recv) -> None:
+        self.received += (self.size - 1) * send.nbytes
+
+    all_reduce = reduce_scatter = all_gather  # there all gather what is summed
+
+
+def test_bytes_received_are_those_of_rows_that_are_filled_up():
+    """One row of 4096 bytes over 4 ranks travels as four: what a rank receives is counted in the steps themselves."""
+    assert received_bytes("sequence_parallel", 4096, 4, "mpi", rows=1) == 73728
+    for mode, tp, rows in itertools.product(MODES, (2, 3, 4), (1, 2, 3, 4, 5, 8)):
+        comm = Counting(tp)
+        partial, weight = np.zeros((rows, 8), np.float32), np.ones(8, np.float32)
+        call = norm_steps.Call(partial.shape, partial.dtype, None, weight, np.float32(1), mode, "once")
+        norm_steps.prepare(backends.select(None, partial), comm, partial, call)()
+        expected = received_bytes(mode, partial.nbytes, tp, "mpi", rows=rows)
+        assert comm.received == pytest.approx(expected), (mode, tp, rows)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: choose(1, 8, 2, 2, "tcp"), ValueError, "transport is 'tcp'; solo, mpi, nccl are accepted"),
+        (lambda: choose(1, 8, 2, 2, None), ValueError, "transport is None; solo, mpi, nccl are accepted"),
+        (lambda: choose(1, 8, 2, 0, "nccl"), ValueError, "tp is 0; it is at least 1"),
+        (lambda: choose(-1, 8, 2, 2, "nccl"), ValueError, "rows is -1; it is at least 0"),
+        (lambda: choose(1.5, 8, 2, 2, "nccl"), TypeError, "rows is 1.5; "),
+        (lambda: choose("1", 8, 2, 2, "nccl"), TypeError, "rows is '1'; "),
+        (lambda: choose(1, 0, 2, 2, "nccl"), ValueError, "hidden is 0; it is at least 1"),
+        (lambda: choose(1, 8, 0, 2, "nccl"), ValueError, "itemsize is 0; it is at least 1"),
+        (lambda: choose(1, 8, 2, 2, "nccl", 5), TypeError, "rates is a int; a vpa.norm_plan.Rates is accepted"),
+        (lambda: Rates(0, 1, 1), ValueError, "link is 0; a finite number above 0 is accepted"),
+        (lambda: Rates(1, "1", 1), TypeError, "memory is '1'; a real number is accepted"),
+        (lambda: one_shot_limit(1), ValueError, "tp is 1; it is at least 2"),
+        (lambda: one_shot_limit(0), ValueError, "tp is 0; it is at least 1"),
+        (lambda: received_bytes("bad", 1, 2), ValueError, "mode is 'bad'; one_shot, all_reduce, sequence_parallel are"),
+        (lambda: received_bytes("one_shot", -1, 2), ValueError, "size is -1; it is at least 0"),
+        (lambda: received_bytes("one_shot", 1, 2, "tcp"), ValueError, "transport is 'tcp'"),
+    ],
+)
+def test_what_does_not_fit(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

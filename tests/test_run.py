@@ -393,7 +393,8 @@ def test_the_norm_counts_what_is_wrong(where, fault, monkeypatch, capsys):
         right = norm._Inputs.normed
 
         def normed(self, *settings):
-            self.expected  # noqa: B018
+            for rules in self.rules.values():
+                rules.results  # noqa: B018
             with monkeypatch.context() as patch:
                 patch.setattr(where, fault)
                 return right(self, *settings)
@@ -769,15 +770,17 @@ class TestJobs:
         path = tmp_path / "out.json"
         done = ranks(2, ["-m", "vpa.run", *SMALL_NORM, "--rows", "3", "--dtype", "fp16", "--json", path], timeout=60)
         assert done.returncode == 0, done.stderr
-        timed = [row for row in record.read(path)["rows"] if row["samples_us"] and row["input"] == "norm 96"]
-        included = {row["arm"]: row["bytes_moved"] for row in timed if row["gather"] == "included"}
+        timed = [row for row in record.read(path)["rows"] if row["samples_us"] and row["gather"] == "included"]
+        included = {row["arm"]: row["bytes_moved"] for row in timed if row["input"] == "norm 96"}
+        tail = {row["arm"]: row["bytes_moved"] for row in timed if row["input"] == "tail 96"}
         size = 3 * 96 * 2
         assert included == {
             "one_shot": size,
             "all_reduce": size,
-            "sequence_parallel": 2 * size,
+            "sequence_parallel": 2 * size // 3 * 4,  # three rows are filled up to four
             "floor: bare gather": size,
         }
+        assert tail["floor: no head"] == size and tail["full gather"] == size + 3 * 256 * 2  # of 512 columns
 
     def test_four_ranks_verify(self, ranks):
         start = time.monotonic()

@@ -10,7 +10,7 @@ from vpa.emulate import emulate_top_tokens
 from vpa.gate import GateCounter, Reason, VerifyBatch, verify_gate
 from vpa.lm_head import ParallelLMHead
 from vpa.logits import LogitsProcessor
-from vpa.norm import allreduce_rmsnorm, emulate_allreduce_rmsnorm
+from vpa.norm import allreduce_rmsnorm, emulate_allreduce_rmsnorm, prepare_allreduce_rmsnorm
 from vpa.pick import pick_from_candidates
 from vpa.scan import local_argmax_candidates
 from vpa.switch import SwitchTable
@@ -48,6 +48,7 @@ __all__ = [
     "greedy_verify",
     "local_argmax_candidates",
     "pick_from_candidates",
+    "prepare_allreduce_rmsnorm",
     "shard_vocab",
     "validate_local_argmax_reduction",
     "verify_gate",

@@ -51,7 +51,8 @@ def conditional_acceptance(
             raise ValueError(f"mean is {_shown(mean)}; with {count} drafts it is 1 to {count + 1} tokens")
         taken = np.clip(length - 1 - np.arange(count), 0, 1)
         before = np.concatenate([[1.0], taken])[:count]
-    return np.divide(taken, before, out=np.zeros(count), where=before > 0).astype(np.float32)
+    with np.errstate(all="ignore"):  # a rate that fp32 does not hold is 0
+        return np.divide(taken, before, out=np.zeros(count), where=before > 0).astype(np.float32)
 
 
 def draws(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:

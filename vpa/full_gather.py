@@ -51,7 +51,7 @@ def full_argmax(logits: Any) -> Any:
     NumPy's own over NumPy arrays. CuPy's flushes subnormals and has none for bf16: there one rank scans it all.
     """
     if arrays.is_host(logits):
-        with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+        with np.errstate(all="ignore"):  # a signalling NaN is a NaN
             return logits.astype(np.float32, copy=False).argmax(axis=1)
     return top_tokens.get_top_tokens(logits, VocabShard.even(logits.shape[1], 1)[0], solo())
 

@@ -26,6 +26,7 @@ class Linear:
     wide_bias: Any = field(init=False, repr=False)  # the bias in fp32, in which it is added
     _wide: Any = field(init=False, repr=False)  # the weight in fp32: NumPy has no fast product of 16-bit numbers
 
+    @np.errstate(all="ignore")  # infinities, NaNs and subnormals are numbers like others
     def __post_init__(self) -> None:
         check_floats("weight", self.weight, 2)
         if self.bias is not None:
@@ -55,6 +56,7 @@ class Linear:
             if not arrays.is_aligned(array):
                 raise ValueError(f"{name} starts at, or steps by, a fraction of an element; copy it first")
 
+    @np.errstate(all="ignore")
     def __call__(self, x: Any) -> Any:
         """[rows, inputs], of any of the dtypes, to [rows, outputs] of the weight's, to which ``x`` is rounded first.
 
@@ -62,16 +64,15 @@ class Linear:
         """
         self.check(x)
         x = x.astype(self.dtype, copy=False)
-        with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaNs are numbers like others
-            if self.bias is None and self._wide is None:
-                return backends.product(x, self.weight, self.dtype)
-            if self._wide is None:
-                product = backends.product(x, self.weight, np.dtype(np.float32))
-            else:
-                product = x.astype(np.float32, copy=False) @ self._wide.T
-            if self.bias is not None:
-                product += self.wide_bias
-            return product.astype(self.dtype, copy=False)
+        if self.bias is None and self._wide is None:
+            return backends.product(x, self.weight, self.dtype)
+        if self._wide is None:
+            product = backends.product(x, self.weight, np.dtype(np.float32))
+        else:
+            product = x.astype(np.float32, copy=False) @ self._wide.T
+        if self.bias is not None:
+            product += self.wide_bias
+        return product.astype(self.dtype, copy=False)
 
 
 def check_floats(name: str, array: Any, dimensions: int, like: Any = None) -> None:

@@ -71,7 +71,8 @@ class ParallelLMHead:
         weight = weights.read_shard(head, shards[rank])
         vector = None if bias is None else weights.read_vector(head.path, bias, shards[rank])
         dtype = weight.dtype if dtype is None else arrays.check_logits_dtype(dtype)
-        placed = [None if a is None else library.asarray(a.astype(dtype, copy=False)) for a in (weight, vector)]
+        with np.errstate(all="ignore"):  # what a dtype does not hold is an infinity, or 0
+            placed = [None if a is None else library.asarray(a.astype(dtype, copy=False)) for a in (weight, vector)]
         return cls(placed[0], shards, rank, placed[1])
 
     @classmethod

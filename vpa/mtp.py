@@ -47,7 +47,7 @@ class Block:
     def __call__(self, x: Any, eps: float) -> Any:
         """The residual stream [rows, hidden] behind this block."""
         normed, xp = rms_norm(x, self.norm, eps), arrays.namespace(x)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             gate = self.gate(normed).astype(np.float32, copy=False)
             gated = (gate / (1 + xp.exp(-gate)) * self.up(normed).astype(np.float32, copy=False)).astype(x.dtype)
             total = x.astype(np.float32, copy=False) + self.down(gated).astype(np.float32, copy=False)
@@ -156,7 +156,8 @@ class MTPLayer:
             raise ValueError(f"names has no {', '.join(missing)}; a tensor's name for each of {', '.join(NAMES)}")
         read = {field: weights.read_tensor(path, prefix + names[field]) for field in NAMES}
         if dtype is not None:
-            read = {field: array.astype(arrays.check_logits_dtype(dtype)) for field, array in read.items()}
+            with np.errstate(all="ignore"):
+                read = {field: array.astype(arrays.check_logits_dtype(dtype)) for field, array in read.items()}
         placed = {field: library.asarray(array) for field, array in read.items()}
         block = Block(placed["mlp_norm"], *(Linear(placed[field]) for field in ("gate", "up", "down")))
         norms = placed["token_norm"], placed["hidden_norm"]

@@ -18,11 +18,14 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from vpa import arrays, backends
+from vpa.captured import check_capturable
 from vpa.comm import agree, check_carries, check_communicator
-from vpa.norm_steps import Call, prepare, prepare_emulated, rows_side_by_side
+from vpa.linear import check_floats
+from vpa.norm_steps import Call, Prepared, prepare, prepare_emulated, rows_side_by_side
 from vpa.order import LOGITS_DTYPES
 from vpa.rmsnorm import ROUNDINGS
 
@@ -33,9 +36,6 @@ _NEEDS = {"one_shot": (), "all_reduce": ("all_reduce",), "sequence_parallel": ("
 
 #: A kernel's block holds a whole row in registers.
 MAX_HIDDEN = 16384
-
-#: Half the distance of 1 and the next number, by which a sum of 1 to 2 is rounded at most.
-_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
 
 
 def allreduce_rmsnorm(
@@ -55,30 +55,95 @@ def allreduce_rmsnorm(
     residual: [B, H] of the same dtype and library, the same on every rank; or None, and the sum is the new residual.
     weight: [H] of that dtype or fp32. eps: a number from 0 on, rounded to fp32.
     comm: a communicator; ``vpa.comm.solo()`` for one rank.
-    mode: ``"one_shot"``, ``"all_reduce"`` or ``"sequence_parallel"``; ``vpa.norm_plan`` says which moves least.
+    mode: ``"one_shot"``, ``"all_reduce"`` or ``"sequence_parallel"``; ``vpa.norm_plan`` says which is the quickest.
     rounding: ``"once"``, ``"unrounded_residual"`` or ``"gemma"``, see ``vpa.rmsnorm``.
     backend: as for ``vpa.get_top_tokens``. GPU work is enqueued on CuPy's current stream.
 
     The results are new arrays of the caller's library; arguments are not written. With ``one_shot``, and over host
     memory with any mode, both have the bits that ``vpa.rmsnorm`` says (a NaN where it says NaN). Raises ``TypeError``
     or ``ValueError`` on every rank where one rank's arguments do not fit or ranks' differ; that takes an exchange over
-    the host. Inside a capture of a CUDA graph it is refused: there its steps are made before, by ``vpa.norm_steps``.
+    the host. Inside a capture of a CUDA graph it is refused: see ``prepare_allreduce_rmsnorm``.
     """
+    taken, steps = _agreed("allreduce_rmsnorm", partial, residual, weight, eps, comm, mode, rounding, backend)
+    steps()
+    return taken.give_back(steps.normed), taken.give_back(steps.new_residual)
+
+
+def prepare_allreduce_rmsnorm(
+    partial: Any,
+    residual: Any,
+    weight: Any,
+    eps: float,
+    comm: Any,
+    *,
+    mode: str = "one_shot",
+    rounding: str = "once",
+    backend: str | None = None,
+) -> PreparedNorm:
+    """``allreduce_rmsnorm`` with its checks, its memory and its exchange over the host made once, here.
+
+    Arguments and errors are those of ``allreduce_rmsnorm``; every rank calls it. What it gives is called without
+    arguments, as often as wanted: see ``PreparedNorm``. Inside a capture it is refused: memory must outlive the graph.
+    """
+    function = "prepare_allreduce_rmsnorm"
+    taken, steps = _agreed(function, partial, residual, weight, eps, comm, mode, rounding, backend)
+    return PreparedNorm(taken, steps, comm)
+
+
+class PreparedNorm:
+    """A call over fixed memory, made by ``prepare_allreduce_rmsnorm``: ``prepared()`` is (normed, new_residual).
+
+    normed, new_residual: [B, H] of the library of the partial sums; every call overwrites them and returns them.
+
+    A call reads what ``partial``, ``residual`` and ``weight`` hold then (change them in place, with any strides), and
+    checks nothing; every rank makes it. GPU work is enqueued on CuPy's current stream, which waits for no stream of
+    another library's. It may be captured into a CUDA graph where the communicator is ``capturable``, or has one rank,
+    once it was called outside: the first call loads kernels and sets up the communicator. Keep the object as long as
+    the graph, and drop the graph before the communicator is closed.
+    """
+
+    def __init__(self, taken: arrays.Given, steps: Prepared, comm: Any) -> None:
+        self.normed, self.new_residual = taken.give_back(steps.normed), taken.give_back(steps.new_residual)
+        self._steps, self._comm, self._on_host, self._called = steps, comm, arrays.is_host(taken.array), False
+
+    def __call__(self) -> tuple[Any, Any]:
+        if not self._on_host and arrays.is_capturing():
+            if self._comm.size > 1:
+                check_capturable(self._comm)
+            if not self._called:
+                raise RuntimeError(
+                    "the first call cannot be captured, since it loads kernels and sets up the communicator: call it "
+                    "once before the capture"
+                )
+        self._steps()
+        self._called = True
+        return self.normed, self.new_residual
+
+
+def _agreed(
+    function: str,
+    partial: Any,
+    residual: Any,
+    weight: Any,
+    eps: Any,
+    comm: Any,
+    mode: str,
+    rounding: str,
+    backend: str | None,
+) -> tuple[arrays.Given, Prepared]:
+    """The partial sums as taken, and the steps: checked, made, and agreed upon by all ranks, as of ``function``."""
     check_communicator(comm)
-    taken, call, module, error = None, None, None, None
+    taken, facts, steps, error = None, {}, None, None
     try:
         taken = arrays.given(partial, "partial")
         call, module = _checked(taken.array, residual, weight, eps, mode, rounding, backend)
         _check_comm(comm, mode, taken.array)
+        facts = {"function": function, **call.facts(), "arrays": arrays.namespace(taken.array).__name__}
+        steps = prepare(module, comm, taken.array, call)  # memory may be short, a kernel not compile, on one rank alone
     except Exception as failure:  # told to the other ranks, then raised
         error = failure
-    facts = {}
-    if error is None:
-        facts = {"function": "allreduce_rmsnorm", **call.facts(), "arrays": arrays.namespace(taken.array).__name__}
     agree(comm, facts, error)
-    prepared = prepare(module, comm, taken.array, call)
-    prepared()
-    return taken.give_back(prepared.normed), taken.give_back(prepared.new_residual)
+    return taken, steps
 
 
 def emulate_allreduce_rmsnorm(
@@ -115,34 +180,77 @@ def emulate_allreduce_rmsnorm(
     return taken[0].give_back(prepared.normed), taken[0].give_back(prepared.new_residual)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # infinities and NaNs are numbers like others
+@np.errstate(all="ignore")  # infinities, NaNs and subnormals are numbers like others
 def rms_norm(x: Any, gain: Any, eps: float) -> Any:
-    """RMSNorm of the rows of ``x`` [rows, n] with ``gain`` [n]: rounded once, to the gain's dtype; NumPy or CuPy."""
-    if x.dtype != gain.dtype:
-        wide = (array.astype(np.float32, copy=False) for array in (x, gain))
-        return rms_norm(*wide, eps).astype(gain.dtype, copy=False)
+    """RMSNorm of the rows of ``x`` [rows, n] with ``gain`` [n]: rounded once, to the gain's dtype; NumPy or CuPy.
+
+    ``TypeError`` or ``ValueError`` for arrays that do not fit, and for an ``eps`` that ``allreduce_rmsnorm`` refuses.
+    """
+    check_floats("gain", gain, 1)
+    check_floats("x", x, 2, like=gain)
+    if not len(gain) or x.shape[1:] != gain.shape:
+        raise ValueError(f"gain is {list(gain.shape)}, x {list(x.shape)}; [n] and [rows, n] with n >= 1 are accepted")
+    single, dtype = _eps(eps), gain.dtype
+    if x.dtype != dtype:
+        x, gain = (array.astype(np.float32, copy=False) for array in (x, gain))
     normed = arrays.namespace(x).empty(x.shape, f"u{x.itemsize}").view(x.dtype)  # not every library makes bf16
     if len(x):
         module = backends.select(None, x)
-        module.residual_rmsnorm(
-            rows_side_by_side(x)[None], None, rows_side_by_side(gain), np.float32(eps), "once", normed, None
-        )
-    return normed
+        module.residual_rmsnorm(rows_side_by_side(x)[None], None, rows_side_by_side(gain), single, "once", normed, None)
+    return normed.astype(dtype, copy=False)
 
 
+@np.errstate(all="ignore")
 def sum_bound(parts: Sequence[np.ndarray], residual: np.ndarray | None = None) -> np.ndarray:
     """How far new_residual may be from the rules' where the sum is another's, fp64 of the arrays' shape.
 
-    For a sum that adds in any order and rounds every addition to the dtype, as NCCL may: each of ``ranks - 1``
-    roundings, and the one of the rules, is off by at most the dtype's unit roundoff times the sum of magnitudes (grown
-    by roundings before; for the smallest numbers, by a subnormal's unit). With a residual, its addition is rounded on
-    both sides. Where a sum on the way overflows, it is no bound.
+    parts: all ranks' partial sums, NumPy arrays. For a sum that adds them in any order and rounds each addition, as
+    IEEE rounds, to fp32 or to the dtype, as NCCL may. Then a rounding multiplies by 1 + d, where |d| is at most the
+    unit roundoff u of what is rounded to (sums of subnormal size are exact), so that a number counts at the end with a
+    factor that is within (1 + u)^k - 1 of 1 behind k of them. Those are, for a rank's number: in the rules ``ranks -
+    1`` of fp32 and one of the dtype, in the other sum ``ranks - 1`` of each; and with a residual, whose addition all
+    numbers pass, one more of each on both sides. For fp32 those of the dtype are none.
+
+    0 for one rank, and for two: their sum is the same in either order. inf where a sum on the way may overflow, as
+    nothing is said there; 0 where a number is NaN or infinite and none may: then both are the same.
     """
-    dtype, terms = parts[0].dtype, [*parts, *([] if residual is None else [residual])]
-    roundoff, roundings = _ROUNDOFF[str(dtype)], len(terms) + (residual is not None)
-    magnitudes = sum(np.abs(term.astype(np.float64)) for term in terms)
-    tiny = float(np.ones(1, f"u{dtype.itemsize}").view(dtype).astype(np.float64)[0])
-    return roundings * ((1 + roundoff) ** roundings * roundoff * magnitudes + tiny)
+    parts = list(parts)
+    terms = _terms(parts, residual)
+    if len(parts) <= 2:
+        return np.zeros(parts[0].shape)
+    dtype, held = parts[0].dtype, residual is not None
+    limits = ml_dtypes.finfo(dtype)
+    narrow = 0.0 if dtype == np.float32 else float(limits.eps) / 2
+
+    def growth(additions: int, roundings: int) -> float:
+        return math.expm1(additions * math.log1p(2.0**-24) + roundings * math.log1p(narrow))
+
+    additions = len(parts) - 1 + held
+    rules, other, last = growth(additions, 1 + held), growth(additions, additions), growth(1, 1)
+    wide = [term.astype(np.float64) for term in terms]
+    sizes = [np.where(np.isfinite(term), np.abs(term), 0) for term in wide]
+    of_parts, of_residual = sum(sizes[: len(parts)]), sum(sizes[len(parts) :])
+    bound = (rules + other) * of_parts + 2 * last * of_residual
+    bound *= 1 + 2.0**-40  # what fp64 rounds itself, here and in the difference of two results
+    bound[~np.isfinite(wide).all(axis=0)] = 0
+    bound[(1 + other) * (of_parts + of_residual) > float(limits.max)] = np.inf
+    bound[np.isnan(wide).any(axis=0)] = 0
+    return bound
+
+
+def _terms(parts: list[np.ndarray], residual: np.ndarray | None) -> list[np.ndarray]:
+    """What is added; ``TypeError`` or ``ValueError`` unless all are NumPy arrays of one dtype and shape."""
+    if not parts:
+        raise ValueError("parts is empty; an array for each rank is accepted")
+    named = [(f"parts[{rank}]", part) for rank, part in enumerate(parts)]
+    named += [] if residual is None else [("residual", residual)]
+    for name, term in named:
+        if not isinstance(term, np.ndarray) or term.dtype not in LOGITS_DTYPES.values():
+            got = term.dtype if isinstance(term, np.ndarray) else f"a {type(term).__name__}"
+            raise TypeError(f"{name} is {got}; NumPy arrays of {' or '.join(LOGITS_DTYPES)} are accepted")
+        if _kind(term) != _kind(parts[0]):
+            raise ValueError(f"parts[0] is {_kind(parts[0])}, {name} is {_kind(term)}; one dtype and shape is accepted")
+    return [term for _, term in named]
 
 
 def _checked(
@@ -159,12 +267,7 @@ def _checked(
     for what, value, accepted in (("mode", mode, MODES), ("rounding", rounding, ROUNDINGS)):
         if not isinstance(value, str) or value not in accepted:
             raise ValueError(f"{what} is {value!r}; {', '.join(accepted)} are accepted")
-    if isinstance(eps, (bool, np.bool_)) or not isinstance(eps, numbers.Real):
-        raise TypeError(f"eps is {eps!r}; a real number is accepted")
-    with np.errstate(over="ignore", under="ignore"):
-        single = np.float32(min(eps, 2.0**128))  # which fp32 has no number for, nor an integer that float() refuses
-    if not (eps >= 0 and math.isfinite(single)):
-        raise ValueError(f"eps is {eps!r}; a finite number from 0 on, which fp32 holds, is accepted")
+    single = _eps(eps)
     _check_array(name, partial, "[rows, hidden size]", 2, tuple(LOGITS_DTYPES.values()))
     shape = partial.shape
     if not 1 <= shape[1] <= MAX_HIDDEN:
@@ -181,11 +284,20 @@ def _checked(
     module = backends.select(backend, partial)
     if not arrays.is_host(partial) and arrays.is_capturing():
         raise ValueError(
-            "a call cannot be captured, since its memory would not outlive it; make the steps before the capture with "
-            "vpa.norm_steps.prepare, and keep them as long as the graph"
+            "this cannot be captured, since its memory would not outlive the call; before the capture make "
+            "prepared = vpa.prepare_allreduce_rmsnorm(...) and call it, then capture prepared()"
         )
-    held = None if residual is None else rows_side_by_side(residual)
-    return Call(shape, partial.dtype, held, rows_side_by_side(weight), single, mode, rounding), module
+    return Call(shape, partial.dtype, residual, weight, single, mode, rounding), module
+
+
+def _eps(eps: Any) -> np.float32:
+    if isinstance(eps, (bool, np.bool_)) or not isinstance(eps, numbers.Real):
+        raise TypeError(f"eps is {eps!r}; a real number is accepted")
+    with np.errstate(all="ignore"):
+        single = np.float32(min(eps, 2.0**128))  # which fp32 has no number for, nor an integer that float() refuses
+    if not (eps >= 0 and math.isfinite(single)):
+        raise ValueError(f"eps is {eps!r}; a finite number from 0 on, which fp32 holds, is accepted")
+    return single
 
 
 def _check_array(

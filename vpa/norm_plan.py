@@ -1,4 +1,4 @@
-"""Which mode of the norm moves least, by bytes, ranks and transport: a pure function of what all ranks have alike.
+"""Which mode of the norm takes the least time, by bytes, ranks and transport: of what all ranks have alike alone.
 
 Two ranks joined by NVLink were **measured** (``python -m vpa.run norm``, ``mpi_runs/results/norm_h200_nvlink_2.json``).
 For more ranks the choice is **computed**, from the bytes below and rates that are that record's. They are too kind to
@@ -11,15 +11,20 @@ For partial sums of S bytes a rank (rows * hidden size * bytes of an element) an
     all_reduce          2 (tp - 1) / tp S       2 (tp - 1)         2 S + 3 S
     sequence_parallel   3 (tp - 1) / tp S       3 (tp - 1)         5 S / tp + 2 S
 
-So ``one_shot`` has the fewest steps and, from 3 ranks on, the most bytes: it is for few rows. ``sequence_parallel``
-never moves less where every rank wants whole results, as here: it is for engines that keep rows apart anyway.
+In ``sequence_parallel`` S is of rows that divide by tp: up to there they are filled up. So ``one_shot`` has the fewest
+steps and, from 3 ranks on, the most bytes: it is for few rows. ``sequence_parallel`` never moves less where every rank
+wants whole results, as here: it is for engines that keep rows apart anyway.
 """
 
 from __future__ import annotations
 
+import math
+import numbers
 from dataclasses import dataclass
 
-from vpa.vocab import positive
+from vpa.vocab import integer, positive
+
+TRANSPORTS = ("solo", "mpi", "nccl")
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,13 @@ class Rates:
     link: float
     memory: float
     step: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("link", self.link), ("memory", self.memory), ("step", self.step)):
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise TypeError(f"{name} is {value!r}; a real number is accepted")
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} is {value!r}; a finite number above 0 is accepted")
 
 
 #: Of two H200 joined by NVLink, over NCCL without NVLS. link: the bare gather of [4096, 7168] bf16. memory: the plain
@@ -53,12 +65,13 @@ def choose(rows: int, hidden: int, itemsize: int, tp: int, transport: str, rates
 
     Over NCCL ``one_shot`` alone has the bits of ``vpa.rmsnorm``: who needs them takes it, whatever it costs.
 
-    rates: of another machine; by default what was measured counts, and elsewhere ``RATES``. ``ValueError`` for a
-    transport that is not known.
+    rates: of another machine; by default what was measured counts, and elsewhere ``RATES``. ``TypeError`` or
+    ``ValueError`` for what does not fit.
     """
+    rows, hidden, itemsize = _from_0("rows", rows), positive("hidden", hidden), positive("itemsize", itemsize)
     tp = positive("tp", tp)
-    if transport not in ("solo", "mpi", "nccl"):
-        raise ValueError(f"transport is {transport!r}; solo, mpi, nccl are accepted")
+    _check_transport(transport)
+    _check_rates(rates)
     if tp == 1 or transport == "solo":
         return Choice("one_shot", "one rank: nothing travels")
     if transport == "mpi":
@@ -73,16 +86,46 @@ def choose(rows: int, hidden: int, itemsize: int, tp: int, transport: str, rates
 
 def one_shot_limit(tp: int, rates: Rates = RATES) -> int:
     """Bytes a rank up to which ``one_shot`` takes no longer than ``all_reduce`` by the table above, tp >= 2 ranks."""
+    _check_rates(rates)
+    if positive("tp", tp) == 1:
+        raise ValueError("tp is 1; it is at least 2, as one rank has nobody to receive from")
     saved = (tp - 1) * rates.step
     added = (received_bytes("one_shot", 1, tp) - received_bytes("all_reduce", 1, tp)) / rates.link
     added += 2 * (tp - 1) / rates.memory
     return int(saved / added)
 
 
-def received_bytes(mode: str, size: int, tp: int, transport: str = "nccl") -> float:
+def received_bytes(mode: str, size: int, tp: int, transport: str = "nccl", *, rows: int | None = None) -> float:
     """Bytes that a rank receives for partial sums of ``size`` bytes: by rings, or over host memory, where a sum over
-    ranks is a gather of all that is summed."""
+    ranks is a gather of all that is summed.
+
+    rows: of those partial sums, which ``sequence_parallel`` fills up to a multiple of ``tp``; None if they are one.
+    """
+    size, tp = _from_0("size", size), positive("tp", tp)
+    _check_transport(transport)
     others = tp - 1
     summed = others if transport == "mpi" else others / tp
-    return size * {"one_shot": others, "all_reduce": summed + (0 if transport == "mpi" else others / tp),
-                   "sequence_parallel": summed + 2 * others / tp}[mode]  # fmt: skip
+    parts = {"one_shot": others, "all_reduce": summed + (0 if transport == "mpi" else others / tp),
+             "sequence_parallel": summed + 2 * others / tp}  # fmt: skip
+    if mode not in parts:
+        raise ValueError(f"mode is {mode!r}; {', '.join(parts)} are accepted")
+    if mode == "sequence_parallel" and rows is not None and _from_0("rows", rows):
+        return size * (-(-rows // tp) * tp / rows) * parts[mode]
+    return size * parts[mode]
+
+
+def _from_0(name: str, value: object) -> int:
+    number = integer(name, value)
+    if number < 0:
+        raise ValueError(f"{name} is {number}; it is at least 0")
+    return number
+
+
+def _check_transport(transport: object) -> None:
+    if not isinstance(transport, str) or transport not in TRANSPORTS:
+        raise ValueError(f"transport is {transport!r}; {', '.join(TRANSPORTS)} are accepted")
+
+
+def _check_rates(rates: object) -> None:
+    if rates is not None and not isinstance(rates, Rates):
+        raise TypeError(f"rates is a {type(rates).__name__}; a vpa.norm_plan.Rates is accepted")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +17,7 @@ from vpa import arrays
 class Call:
     """Everything but the partial sums, checked: residual (or None) and weight of their library, and settings.
 
-    shape, dtype: of the partial sums [B, H]. Elements of a row lie side by side in residual and weight.
+    shape, dtype: of the partial sums [B, H]. residual and weight may have any strides of whole elements.
     """
 
     shape: tuple[int, int]
@@ -44,10 +44,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Steps over fixed memory: each call reads the arrays that it was made for and writes the two results again.
-
-    What has columns that do not lie side by side (residual, weight, one rank alone's partial sums) was copied before.
-    """
+    """Steps over fixed memory: each call reads the arrays that it was made for and writes the two results again."""
 
     normed: Any
     new_residual: Any
@@ -63,24 +60,28 @@ def prepare(module: ModuleType, comm: Any, partial: Any, call: Call) -> Prepared
     rows, hidden = call.shape
     if rows == 0:
         return Prepared(_empty(partial, 0, hidden), _empty(partial, 0, hidden), ())
+    call, fills = _read_in_rows(call)
     if call.mode == "sequence_parallel" and comm.size > 1:
-        return _sequence_parallel(module, comm, partial, call)
+        made = _sequence_parallel(module, comm, partial, call)
+        return replace(made, steps=(*fills, *made.steps))
     normed, kept = _empty(partial, rows, hidden), _empty(partial, rows, hidden)
     if comm.size == 1:
-        return Prepared(normed, kept, (_kernel(module, rows_side_by_side(partial)[None], call, normed, kept),))
+        partial, fill = _in_rows(partial)
+        return Prepared(normed, kept, (*fills, *fill, _kernel(module, partial[None], call, normed, kept)))
     reduced = call.mode == "all_reduce"
     send, fill = _contiguous(partial)
     recv = _empty(partial, rows if reduced else comm.size * rows, hidden)
     collective = functools.partial(comm.all_reduce if reduced else comm.all_gather, send, recv)
     last = _kernel(module, recv.reshape(-1, rows, hidden), call, normed, kept)
-    return Prepared(normed, kept, (*fill, collective, last))
+    return Prepared(normed, kept, (*fills, *fill, collective, last))
 
 
 def prepare_emulated(module: ModuleType, partials: Any, call: Call) -> Prepared:
     """The steps of one process that plays all ranks, whose partial sums are ``partials`` [ranks, B, H]."""
     ranks, rows, hidden = partials.shape
     normed, kept = _empty(partials, rows, hidden), _empty(partials, rows, hidden)
-    steps: list[Callable[[], None]] = []
+    call, fills = _read_in_rows(call)
+    steps: list[Callable[[], None]] = [*fills]
     if rows and call.mode == "one_shot":
         steps.append(_kernel(module, partials, call, normed, kept))
     elif rows:
@@ -150,9 +151,24 @@ def _empty(like: Any, rows: int, hidden: int, zeros: bool = False) -> Any:
 
 def rows_side_by_side(array: Any) -> Any:
     """The array itself where a row's elements lie side by side, as the kernels read them; else a copy of it."""
+    array, fill = _in_rows(array)
+    for step in fill:
+        step()
+    return array
+
+
+def _read_in_rows(call: Call) -> tuple[Call, tuple[Callable[[], None], ...]]:
+    """The call with a residual and weight that kernels can read, and the steps that fill those that are copies."""
+    weight, fill = _in_rows(call.weight)
+    residual, other = (None, ()) if call.residual is None else _in_rows(call.residual)
+    return replace(call, residual=residual, weight=weight), (*fill, *other)
+
+
+def _in_rows(array: Any) -> tuple[Any, tuple[Callable[[], None], ...]]:
+    """The array itself where a row's elements lie side by side; else room for a copy, and the step that fills it."""
     if array.shape[-1] <= 1 or array.strides[-1] == array.itemsize:
-        return array
-    return arrays.namespace(array).ascontiguousarray(array.view(f"u{array.itemsize}")).view(array.dtype)
+        return array, ()
+    return _filled(array, array.shape)
 
 
 def _contiguous(partial: Any, rows: int | None = None) -> tuple[Any, tuple[Callable[[], None], ...]]:
@@ -160,11 +176,16 @@ def _contiguous(partial: Any, rows: int | None = None) -> tuple[Any, tuple[Calla
     rows = len(partial) if rows is None else rows
     if partial.flags.c_contiguous and rows == len(partial):
         return partial, ()
-    copy = _empty(partial, rows, partial.shape[1], zeros=True)
-    words = f"u{partial.itemsize}"
-    source, target = partial.view(words), copy.view(words)[: len(partial)]
+    return _filled(partial, (rows, partial.shape[1]))
+
+
+def _filled(array: Any, shape: tuple[int, ...]) -> tuple[Any, tuple[Callable[[], None], ...]]:
+    """Zeros of a shape, of the array's library and dtype, and the step that copies the array to their first rows."""
+    words = f"u{array.itemsize}"  # not every library copies bf16
+    copy = arrays.namespace(array).zeros(shape, words)
+    source, target = array.view(words), copy[: len(array)]
 
     def fill() -> None:
         target[...] = source
 
-    return copy, (fill,)
+    return copy.view(array.dtype), (fill,)

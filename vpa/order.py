@@ -51,7 +51,7 @@ def float_bits(values: np.ndarray) -> np.ndarray:
         return values.view(np.uint16).astype(np.uint32) << np.uint32(16)
     if values.dtype not in (np.float16, np.float32):
         raise TypeError(f"values are {values.dtype}; the order is defined for {', '.join(LOGITS_DTYPES)}")
-    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one: a NaN either way
+    with np.errstate(all="ignore"):  # a signalling NaN becomes a quiet one: a NaN either way
         return values.astype(np.float32, copy=False).view(np.uint32)
 
 

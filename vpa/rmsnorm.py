@@ -32,7 +32,7 @@ CHUNK_GROUPS = 32
 _BLOCK = 1 << 17
 
 
-@np.errstate(over="ignore", invalid="ignore")  # infinities and NaNs are numbers like others
+@np.errstate(all="ignore")  # infinities, NaNs and subnormals are numbers like others
 def sum_over_ranks(parts: Sequence[np.ndarray]) -> np.ndarray:
     """The sum of the ranks' arrays, of their shape and dtype: in fp32, in the order of ranks, rounded once.
 
@@ -44,6 +44,14 @@ def sum_over_ranks(parts: Sequence[np.ndarray]) -> np.ndarray:
     return total.astype(parts[0].dtype, copy=False)
 
 
+@np.errstate(all="ignore")
+def alike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where two arrays of one dtype and shape are equal by the rules: in their bits, or NaN opposite NaN."""
+    words = f"u{a.itemsize}"
+    return (np.ascontiguousarray(a).view(words) == np.ascontiguousarray(b).view(words)) | ((a != a) & (b != b))
+
+
+@np.errstate(all="ignore")
 def residual_rmsnorm(
     partials: np.ndarray,
     residual: np.ndarray | None,
@@ -68,7 +76,7 @@ def residual_rmsnorm(
             normed[block] = _normed(h, weight, np.float32(eps), rounding, partials.dtype)
 
 
-@np.errstate(over="ignore", invalid="ignore")
+@np.errstate(all="ignore")
 def mean_of_squares(h: np.ndarray, group: int) -> np.ndarray:
     """The mean of the squares of each row of ``h``, fp32 [B, H], as fp32 [B].
 
@@ -90,7 +98,7 @@ def mean_of_squares(h: np.ndarray, group: int) -> np.ndarray:
     return total * np.float32(1 / hidden)
 
 
-@np.errstate(over="ignore", invalid="ignore")
+@np.errstate(all="ignore")
 def _with_residual(partials: np.ndarray, residual: np.ndarray | None, rounding: str) -> tuple[np.ndarray, np.ndarray]:
     """What is normed, fp32, and the new residual, both [B, H]."""
     total = sum_over_ranks(partials)
@@ -101,7 +109,7 @@ def _with_residual(partials: np.ndarray, residual: np.ndarray | None, rounding: 
     return (h if rounding == "unrounded_residual" else kept.astype(np.float32, copy=False)), kept
 
 
-@np.errstate(over="ignore", invalid="ignore", divide="ignore")
+@np.errstate(all="ignore")
 def _normed(h: np.ndarray, weight: np.ndarray, eps: np.float32, rounding: str, dtype: np.dtype) -> np.ndarray:
     variance = mean_of_squares(h, GROUP_BYTES // dtype.itemsize)
     scaled = h * (np.float32(1) / np.sqrt(variance + eps))[:, None]

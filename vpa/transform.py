@@ -61,7 +61,7 @@ def apply(transform: Transform, logits: np.ndarray) -> np.ndarray:
     return _steps(transform, logits)
 
 
-@np.errstate(over="ignore", under="ignore", invalid="ignore")  # infinities and NaNs are logits like others
+@np.errstate(all="ignore")  # infinities and NaNs are logits like others
 def _steps(transform: Transform, logits: np.ndarray) -> np.ndarray:
     dtype = logits.dtype
     if transform.soft_cap is not None:
@@ -95,10 +95,10 @@ EXPM1_COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(2, 14))
 MOST = 40.0
 
 
+@np.errstate(all="ignore")  # a signalling NaN becomes a quiet one
 def tanh(values: np.ndarray) -> np.ndarray:
     """tanh of fp32 values, any shape, as fp32: E / (E + 2) with E = exp(2|x|) - 1, in fp64; sign and NaN are kept."""
-    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
-        twice = np.minimum(2.0 * np.abs(values.astype(np.float64)), MOST)
+    twice = np.minimum(2.0 * np.abs(values.astype(np.float64)), MOST)
     power = np.rint(twice * PER_LN2)
     rest = (twice - power * LN2_HIGH) - power * LN2_LOW
     series = np.full_like(rest, EXPM1_COEFFICIENTS[-1])
@@ -117,7 +117,7 @@ def _single(name: str, value: Any) -> float:
     """A setting as the fp32 number nearest to it."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r}; a real number is accepted")
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(all="ignore"):
         single = float(np.float32(value))
     if not math.isfinite(single) or (single == 0 and value != 0):
         raise ValueError(f"{name} is {value!r}; a finite number that fp32 holds is accepted")

@@ -48,6 +48,9 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("method", "send", "recv", "error", "message"),
         [
+            ("all_reduce", [1.0], [1.0], TypeError, "send is a list; an all-reduce takes NumPy or CuPy arrays"),
+            ("reduce_scatter", np.ones(4, "f4"), [1.0], TypeError, "recv is a list; a reduce-scatter takes NumPy or"),
+            ("all_gather", [1.0], np.ones(1), TypeError, "send is a list; an all-gather takes NumPy or CuPy arrays"),
             ("all_reduce", np.ones(4), np.ones(4), TypeError, "all-reduce of float64; bfloat16, float16, float32 are"),
             ("all_reduce", np.ones(4, "f4"), np.ones(5, "f4"), ValueError, "recv takes 4 elements of float32, of the"),
             ("all_reduce", np.ones(4, "f4"), np.ones(4, "f2"), ValueError, r"float32\[4\] into float16\[4\]"),
@@ -90,7 +93,9 @@ def raised(call):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+import ml_dtypes
 ones = np.ones((3, 8), np.float32)
+halves, bfloats = np.ones((6, 8), np.float16), np.ones((6, 8), ml_dtypes.bfloat16)
 def norm(**settings):
     return vpa.allreduce_rmsnorm(ones, None, ones[0], 0, comm, **settings)
 """
@@ -106,9 +111,15 @@ class TestRanksThatPart:
         ("zero", "one", "told"),
         [
             ("comm.all_reduce(ones, ones.copy())", "comm.reduce_scatter(ones[:2], ones[:1].copy())",
-             "ranks make different calls: rank 0 all_reduce of 96 bytes, rank 1 reduce_scatter of 64 bytes"),
+             "ranks make different calls: rank 0 all_reduce of 96 bytes of float32, rank 1 reduce_scatter of 64 bytes"),
             ("comm.all_reduce(ones, ones.copy())", "comm.all_reduce(ones[:2], ones[:2].copy())",
-             "rank 0 all_reduce of 96 bytes, rank 1 all_reduce of 64 bytes"),
+             "rank 0 all_reduce of 96 bytes of float32, rank 1 all_reduce of 64 bytes of float32"),
+            ("comm.all_reduce(ones, ones.copy())", "comm.all_reduce(halves, halves.copy())",
+             "rank 0 all_reduce of 96 bytes of float32, rank 1 all_reduce of 96 bytes of float16"),
+            ("comm.reduce_scatter(halves, halves[:3].copy())", "comm.reduce_scatter(bfloats, bfloats[:3].copy())",
+             "rank 0 reduce_scatter of 96 bytes of float16, rank 1 reduce_scatter of 96 bytes of bfloat16"),
+            ("comm.all_gather(ones, np.ones((6, 8), 'f4'))", "comm.all_gather(halves, np.ones((12, 8), 'f2'))",
+             "rank 0 all_gather of 96 bytes of float32, rank 1 all_gather of 96 bytes of float16"),
             ("norm()", "comm.all_reduce(ones, ones.copy())",
              "rank 0 check of arguments, rank 1 all_reduce of 96 bytes"),
             ("norm()", "vpa.get_top_tokens(ones, vpa.VocabShard.even(16, 2)[1], comm)",

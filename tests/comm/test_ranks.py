@@ -164,8 +164,8 @@ def without_gpus() -> dict[str, str]:
             "vpa.get_top_tokens(logits(3), shard, comm)",
             "rank 0 has TopTokens(), rank 1 has get_top_tokens",
         ),
-        ("gather(8)", "gather(4)", "rank 0 all_gather of 64 bytes, rank 1 all_gather of 32 bytes"),
-        ("gather(8)", "comm.exchange('x' * 5000)", "rank 0 all_gather of 64 bytes, rank 1 exchange"),
+        ("gather(8)", "gather(4)", "rank 0 all_gather of 64 bytes of uint64, rank 1 all_gather of 32 bytes of uint64"),
+        ("gather(8)", "comm.exchange('x' * 5000)", "rank 0 all_gather of 64 bytes of uint64, rank 1 exchange"),
         (
             "comm.exchange('mine')",
             "vpa.get_top_tokens(logits(3), shard, comm)",
@@ -176,8 +176,8 @@ def without_gpus() -> dict[str, str]:
             "comm.exchange_as('names', 2)",
             "ranks make different calls: rank 0 sizes, rank 1 names",
         ),
-        ("gather(8)", "comm.barrier()", "rank 0 all_gather of 64 bytes, rank 1 barrier"),
-        ("gather(900)", "gather(901)", "rank 0 all_gather of 7200 bytes, rank 1 all_gather of 7208 bytes"),
+        ("gather(8)", "comm.barrier()", "rank 0 all_gather of 64 bytes of uint64, rank 1 barrier"),
+        ("gather(900)", "gather(901)", "all_gather of 7200 bytes of uint64, rank 1 all_gather of 7208 bytes of uint64"),
     ],
 )
 def test_ranks_that_make_different_calls_are_told_so_and_go_on(ranks, zero, one, told):
@@ -221,8 +221,8 @@ def test_a_failure_between_scan_and_gather_poisons_no_later_call(ranks):
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert "rank 0 all_gather of 192 bytes, rank 1 check of arguments" in lines[0]
-    assert "MemoryError: no memory for it" in lines[1] and "rank 0 all_gather of 192 bytes" in lines[1]
+    assert "rank 0 all_gather of 192 bytes of uint64, rank 1 check of arguments" in lines[0]
+    assert "MemoryError: no memory for it" in lines[1] and "rank 0 all_gather of 192 bytes of uint64" in lines[1]
     assert lines[2:] == ["0 [0, 0, 0]", "1 [0, 0, 0]"]
 
 
@@ -372,9 +372,10 @@ def test_an_interrupted_call_leaves_the_communicator_lost_and_its_memory_alone(r
         timeout=60,
     )
     assert done.returncode != 0
-    assert "this communicator is lost: all_gather of 524288 bytes was ended by KeyboardInterrupt" in done.stdout
+    assert "lost: all_gather of 524288 bytes of uint64 was ended by KeyboardInterrupt" in done.stdout
     assert "zeros True" in done.stdout
-    assert "rank 0 ends the job, after all_gather of 524288 bytes that was ended by KeyboardInterrupt" in done.stderr
+    how = "all_gather of 524288 bytes of uint64 that was ended by KeyboardInterrupt"
+    assert f"rank 0 ends the job, after {how}" in done.stderr
 
 
 def test_a_rank_that_leaves_before_mpi_starts(ranks):

@@ -31,7 +31,7 @@ def inputs_of(settings: Settings, job: Job, source: HeadInput | None) -> Iterato
         return
     product = head_logits(source, settings.seed, rows, job)
     for dtype in settings.dtypes:
-        with np.errstate(over="ignore"):  # what fp16 does not hold is an infinity, a logit like others
+        with np.errstate(all="ignore"):  # what fp16 does not hold is an infinity, a logit like others
             rounded = {rank: logits.astype(LOGITS_DTYPES[dtype]) for rank, logits in product.items()}
         yield "head", dtype, rounded
 

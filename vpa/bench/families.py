@@ -94,7 +94,7 @@ def _put(values: np.ndarray, ids: np.ndarray, planted: dict[int, float]) -> np.n
 
 def _hash(seed: int, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """64 well-mixed bits for each (row, id): the finalizer of SplitMix64 over a counter, twice."""
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         row_state = _mix(np.uint64(seed % 2**64) + _GOLDEN * (rows.astype(np.uint64) + np.uint64(1)))
         return _mix(row_state[:, None] + _GOLDEN * ids.astype(np.uint64)[None, :])
 

@@ -68,7 +68,7 @@ def family_logits(family: str, seed: int, rows: int, dtype: str, job: Job) -> di
     return {rank: job.place(logits) for rank, logits in made.items()}
 
 
-@np.errstate(over="ignore", invalid="ignore")  # infinities and NaNs are logits like others
+@np.errstate(all="ignore")  # infinities and NaNs are logits like others
 def head_logits(source: HeadInput, seed: int, rows: int, job: Job) -> dict[int, Any]:
     """The product of hidden states and each played rank's part of the head, fp32 [rows, width]."""
     hidden = source.hidden[:rows] if source.hidden is not None else _drawn(source.head, seed, rows, job)

@@ -40,8 +40,8 @@ class CommTimeout(RuntimeError):
 class Mpi:
     """All ranks of an MPI communicator, gathering through host memory. Made by ``vpa.comm.from_mpi``.
 
-    Ranks that make different calls, or gather arrays of different sizes, all get a ``ValueError`` that lists the calls;
-    the next calls work. One thread at a time may use it.
+    Ranks that make different calls, or gather or sum arrays of different sizes or dtypes, all get a ``ValueError`` that
+    lists the calls; the next calls work. One thread at a time may use it.
     """
 
     transport = "mpi"
@@ -157,11 +157,13 @@ class Mpi:
 
     def _parts(self, name: str, send: np.ndarray) -> list[np.ndarray]:
         """Every rank's elements in rank order, one-dimensional, in a collective of this name."""
-        parts = self._call(name, send.reshape(-1).view(np.uint8).data)
+        parts = self._call(name, send.reshape(-1).view(np.uint8).data, dtype=str(send.dtype))
         return [np.frombuffer(part, np.uint8).view(send.dtype) for part in parts]
 
-    def _call(self, name: str, data: bytes | memoryview, alike: bool = True) -> list[bytes | memoryview]:
-        """All ranks' ``data``, in rank order. Ranks must call with one ``name`` and, if ``alike``, one length.
+    def _call(
+        self, name: str, data: bytes | memoryview, alike: bool = True, dtype: str = ""
+    ) -> list[bytes | memoryview]:
+        """All ranks' ``data``, in rank order. Ranks must call with one ``name`` and ``dtype``, if ``alike`` one length.
 
         What each rank calls travels in front of its data in one all-gather of a fixed size. So ranks that part are
         found out by all, and none reads another call's bytes: MPI itself would match the two calls and say nothing.
@@ -169,6 +171,8 @@ class Mpi:
         self._check_open()
         length = len(data)
         what = f"{name} of {length} bytes" if alike and length else name
+        if dtype:  # as many bytes of another dtype are other numbers
+            what += f" of {dtype}"
         slot = np.zeros(_SLOT, np.uint8)
         _put(slot, what.encode()[:64])
         slot[64:_HEAD].view(np.int64)[0] = length
