@@ -201,6 +201,15 @@ class TestBackends:
         kept[...] = 0
         assert same(to_host(parts)[0], inputs("float32", 1, 2, 96)[0][0])
 
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_many_rows_are_each_a_row_of_its_own(self, dtype):
+        """4096 rows, which NumPy takes in blocks, against calls with one."""
+        parts, residual, weight = inputs(dtype, 4, 4096, 769)
+        got = vpa.emulate_allreduce_rmsnorm(list(parts), residual, weight, EPS, backend="numpy")
+        for row in (0, 1, 83, 1364, 1365, 2047, 2048, 4095):
+            alone = rule(parts[:, row : row + 1], residual[row : row + 1], weight)
+            assert all(same(many[row : row + 1], one) for many, one in zip(got, alone, strict=True))
+
     @pytest.mark.gpu
     @pytest.mark.parametrize("name", ["raw", "numba"])
     def test_many_rows_on_a_gpu(self, name):
