@@ -121,7 +121,10 @@ def test_a_host_file_starts_its_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
-        ("mpirun (Open MPI) 5.0.3", "--hostfile HOSTS --map-by ppr:3:node -n 6 -x NCCL_DEBUG PYTHON -m vpa.run draft"),
+        (
+            "mpirun (Open MPI) 5.0.3",
+            "--hostfile HOSTS --map-by ppr:3:node --bind-to none -n 6 -x NCCL_DEBUG PYTHON -m vpa.run draft",
+        ),
         ("HYDRA build details:", "-f HOSTS -ppn 3 -n 6 PYTHON -m vpa.run draft"),
     ],
 )

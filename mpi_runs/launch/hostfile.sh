@@ -26,7 +26,8 @@ ranks=$((count * per_host))
 if "$mpirun" --version 2>/dev/null | grep -qi 'open.\?mpi\|prrte\|openrte'; then
     exported=()
     for name in $(compgen -e | grep '^NCCL_'); do exported+=(-x "$name"); done
-    exec "$mpirun" --hostfile "$hosts" --map-by "ppr:$per_host:node" -n "$ranks" ${exported[@]+"${exported[@]}"} \
-        "$python" -m vpa.run "$@"
+    # Not bound to a core, on which Python and NCCL's threads would take turns.
+    exec "$mpirun" --hostfile "$hosts" --map-by "ppr:$per_host:node" --bind-to none -n "$ranks" \
+        ${exported[@]+"${exported[@]}"} "$python" -m vpa.run "$@"
 fi
 exec "$mpirun" -f "$hosts" -ppn "$per_host" -n "$ranks" "$python" -m vpa.run "$@" # Hydra: MPICH, Intel MPI
